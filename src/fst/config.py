@@ -1,0 +1,106 @@
+"""The sizes and choices of a Function-Space Transformer, as one immutable object."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from fst.nn import Spacing
+from fst.types import Domain
+
+
+@dataclass(frozen=True)
+class FunctionSpaceConfig:
+    """Everything that shapes the model. The defaults are the paper's Burgers model.
+
+    `rows` gives the number of fixed positions on each axis but the adaptive one, in axis order;
+    their product is the number of rows, and each row carries `anchors_per_row` anchors.
+    """
+
+    low: tuple[float, ...] = (0.0, 0.0)
+    high: tuple[float, ...] = (1.0, 1.0)
+    value_channels: int = 1
+    output_channels: int = 1
+    condition_channels: int = 0
+    log_condition: bool = False
+    """Take the logarithm of the condition first: for positive inputs that span decades."""
+
+    width: int = 176
+    heads: int = 8
+    fourier_bands: int = 32
+    fourier_spacing: Spacing = "linear"
+    condition_width: int = 64
+
+    rows: tuple[int, ...] = (32,)
+    anchors_per_row: int = 32
+    adaptive_axis: int = 1
+    predictor_width: int = 144
+    predictor_heads: int = 4
+    predictor_blocks: int = 2
+
+    refinement_steps: int = 4
+    points_from_anchors: int = 256
+    points_from_sobol: int = 256
+    resample_points: bool = True
+    anchor_seed: int = 2026091322
+    sobol_seed: int = 2026091323
+
+    coordinates: Literal["adaptive", "uniform"] = "adaptive"
+    length_scales: Literal["adaptive", "learned", "fixed"] = "adaptive"
+    update: Literal["function-space", "anchor-attention"] = "function-space"
+    observe: Literal["every-step", "first-step"] = "every-step"
+
+    def __post_init__(self) -> None:
+        axes = Domain(self.low, self.high).axes
+        least = {
+            "value_channels": 1,
+            "output_channels": 1,
+            "condition_channels": 0,
+            "width": 1,
+            "fourier_bands": 1,
+            "anchors_per_row": 2,
+            "refinement_steps": 1,
+            "points_from_anchors": 0,
+            "points_from_sobol": 0,
+            "predictor_blocks": 1,
+        }
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise ValueError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
+        if not 0 <= self.adaptive_axis < axes:
+            raise ValueError(f"adaptive_axis must be in 0..{axes - 1}, got {self.adaptive_axis}")
+        if len(self.rows) != axes - 1 or any(count < 1 for count in self.rows):
+            raise ValueError(
+                f"rows must give a positive count for each of the {axes - 1} axes besides the "
+                f"adaptive one, got {self.rows}"
+            )
+        if self.points_from_anchors > self.anchors:
+            raise ValueError(
+                f"points_from_anchors must be at most the {self.anchors} anchors, "
+                f"got {self.points_from_anchors}"
+            )
+        if self.points_from_anchors + self.points_from_sobol < 1:
+            raise ValueError("points_from_anchors and points_from_sobol cannot both be 0")
+        if self.update == "anchor-attention" and self.length_scales == "adaptive":
+            raise ValueError(
+                "update 'anchor-attention' never evaluates the field during refinement, so its "
+                "refinement length scales cannot be learned: set length_scales to 'fixed' or "
+                "'learned'"
+            )
+        if self.width % self.heads or self.predictor_width % self.predictor_heads:
+            raise ValueError(
+                f"width ({self.width}) must be a multiple of heads ({self.heads}), and "
+                f"predictor_width ({self.predictor_width}) of predictor_heads "
+                f"({self.predictor_heads})"
+            )
+
+    @property
+    def domain(self) -> Domain:
+        return Domain(self.low, self.high)
+
+    @property
+    def row_count(self) -> int:
+        return prod(self.rows)
+
+    @property
+    def anchors(self) -> int:
+        return self.row_count * self.anchors_per_row

@@ -1,0 +1,42 @@
+"""From refined features to answers (paper, Equation 6): a value at each query, or one vector.
+
+The blend at the queries is made by the caller, with the decoding length scales.
+"""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fst.nn import MLP, FourierFeatures, PointMLP, ResidualFeedForward
+
+
+class Decoder(nn.Module):
+    """MLP on [blend, γ(q), condition], a residual feed-forward, a norm, and an output MLP."""
+
+    def __init__(self, width: int, fourier: FourierFeatures, condition: int, outputs: int) -> None:
+        super().__init__()
+        self.fourier = fourier
+        self.evaluate = PointMLP(width, fourier.size, condition, 2 * width, width)
+        self.feed_forward = ResidualFeedForward(width)
+        self.norm = nn.LayerNorm(width)
+        self.output = MLP(width, 2 * width, outputs)
+
+    def forward(
+        self,
+        blended: Float[Tensor, "b q d"],
+        queries: Float[Tensor, "b q s"],
+        condition: Float[Tensor, "b c"] | None,
+    ) -> Float[Tensor, "b q o"]:
+        place = self.evaluate.place(self.fourier(queries), condition)
+        return self.output(self.norm(self.feed_forward(self.evaluate(blended, place))))
+
+
+class PooledHead(nn.Module):
+    """Normalise each anchor's feature, average over the anchors, and classify."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, outputs)
+
+    def forward(self, features: Float[Tensor, "b m d"]) -> Float[Tensor, "b o"]:
+        return self.output(self.norm(features).mean(dim=1))

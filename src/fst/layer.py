@@ -1,0 +1,150 @@
+"""One refinement step (paper, Equations 2-5): read the observations, evaluate and mix, write back.
+
+Features at the anchors enter and leave. What does not change across steps is computed once, in
+`remember`: the keys and values of the observations, the anchor-to-anchor weights, and the
+position's share of the pointwise MLP. A sampled evaluation point that is an anchor takes the
+feature which the write-back query has at that anchor anyway: same equation, same numbers.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from fst.nn import Attention, FeedForward, FourierFeatures, Memory, PointMLP, ResidualFeedForward
+from fst.rbf import blend, product_dtype, rbf_weights
+from fst.types import Anchors
+
+
+class Scene(NamedTuple):
+    """What every refinement step of one input shares."""
+
+    anchors: Anchors
+    observed: Memory
+    condition: Float[Tensor, "b c"] | None
+    weights: Float[Tensor, "b m m"] | None
+    places: Float[Tensor, "b m k"] | None
+
+
+class Points(NamedTuple):
+    """Evaluation points of one step: chosen anchors, then points anywhere in the unit box."""
+
+    anchor_indices: Int[Tensor, " a"]
+    uniform: Float[Tensor, "u s"]
+
+
+class Read(nn.Module):
+    """Equation 2: the anchors attend to the observations."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm_a, self.norm_h, self.norm_2 = (nn.LayerNorm(width) for _ in range(3))
+        self.attention = Attention(width, heads)
+        self.feed_forward = FeedForward(width)
+
+    def remember(self, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"] | None) -> Memory:
+        return self.attention.remember(self.norm_h(tokens), mask)
+
+    def forward(self, features: Float[Tensor, "b m d"], observed: Memory) -> Float[Tensor, "b m d"]:
+        features = features + self.attention(self.norm_a(features), observed)
+        return features + self.feed_forward(self.norm_2(features))
+
+
+class EvaluateMixWrite(nn.Module):
+    """Equations 3-5: evaluate the field at sampled points, mix, and write back to the anchors."""
+
+    def __init__(self, width: int, heads: int, fourier: FourierFeatures, condition: int) -> None:
+        super().__init__()
+        self.fourier = fourier
+        self.evaluate = PointMLP(width, fourier.size, condition, 2 * width, width)
+        self.norm_e, self.norm_g, self.norm_q, self.norm_v = (nn.LayerNorm(width) for _ in range(4))
+        self.mix, self.write = Attention(width, heads), Attention(width, heads)
+        self.mix_feed, self.write_feed = FeedForward(width), FeedForward(width)
+
+    def remember(
+        self, anchors: Anchors, condition: Float[Tensor, "b c"] | None
+    ) -> tuple[Tensor, Tensor]:
+        """The anchor-to-anchor weights W^A, and the position's share of F at the anchors."""
+        weights = rbf_weights(
+            anchors.positions, anchors.positions, anchors.refinement_length_scales
+        )
+        return weights.to(product_dtype(weights)), self.evaluate.place(
+            self.fourier(anchors.positions), condition
+        )
+
+    def forward(
+        self, features: Float[Tensor, "b m d"], scene: Scene, points: Points
+    ) -> Float[Tensor, "b m d"]:
+        anchors = scene.anchors
+        assert scene.weights is not None
+        at_anchors = self.evaluate(blend(scene.weights, features), scene.places)  # b m d
+
+        uniform = points.uniform.unsqueeze(0)  # 1 u s
+        weights = rbf_weights(uniform, anchors.positions, anchors.refinement_length_scales)
+        place = self.evaluate.place(self.fourier(uniform), scene.condition)
+        elsewhere = self.evaluate(blend(weights, features), place)  # b u d
+        evaluated = torch.cat((at_anchors[:, points.anchor_indices], elsewhere), dim=1)  # b e d
+
+        normed = self.norm_e(evaluated)
+        mixed = evaluated + self.mix(normed, self.mix.remember(normed))
+        mixed = mixed + self.mix_feed(self.norm_g(mixed))
+
+        memory = self.write.remember(self.norm_e(mixed))
+        features = features + self.write(self.norm_q(at_anchors), memory)
+        return features + self.write_feed(self.norm_v(features))
+
+
+class SelfAttentionBlock(nn.Module):
+    """Pre-norm self-attention and feed-forward on the anchor features."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.feed_forward = ResidualFeedForward(width)
+
+    def forward(self, features: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
+        normed = self.norm(features)
+        return self.feed_forward(features + self.attention(normed, self.attention.remember(normed)))
+
+
+class AnchorSelfAttention(nn.Module):
+    """Ablation: two self-attention blocks on the anchor features replace Equations 3-5."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(SelfAttentionBlock(width, heads) for _ in range(2)))
+
+    def remember(
+        self, anchors: Anchors, condition: Float[Tensor, "b c"] | None
+    ) -> tuple[None, None]:
+        return None, None
+
+    def forward(
+        self, features: Float[Tensor, "b m d"], scene: Scene, points: Points
+    ) -> Float[Tensor, "b m d"]:
+        return self.blocks(features)
+
+
+class FunctionSpaceLayer(nn.Module):
+    """The map Φ from the features of one step to those of the next."""
+
+    def __init__(self, read: Read, update: EvaluateMixWrite | AnchorSelfAttention) -> None:
+        super().__init__()
+        self.read, self.update = read, update
+
+    def remember(
+        self,
+        tokens: Float[Tensor, "b n d"],
+        mask: Bool[Tensor, "b n"] | None,
+        anchors: Anchors,
+        condition: Float[Tensor, "b c"] | None,
+    ) -> Scene:
+        weights, places = self.update.remember(anchors, condition)
+        return Scene(anchors, self.read.remember(tokens, mask), condition, weights, places)
+
+    def forward(
+        self, features: Float[Tensor, "b m d"], scene: Scene, points: Points
+    ) -> Float[Tensor, "b m d"]:
+        return self.update(self.read(features, scene.observed), scene, points)

@@ -1,0 +1,142 @@
+"""Building blocks that know nothing of anchors: embedding, MLPs, attention.
+
+Every module keeps batch, points, features as its shape, and every projection has a bias.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name PyTorch users know)
+from einops import rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+Spacing = Literal["linear", "geometric"]
+
+
+class FourierFeatures(nn.Module):
+    """γ(x): the raw coordinates with sine and cosine of `bands` frequencies per axis.
+
+    Both spacings run from π to π·bands. Linear spacing makes a complete cosine basis of the unit
+    interval up to that frequency; geometric spacing favours the low end.
+    """
+
+    def __init__(self, axes: int, bands: int, spacing: Spacing) -> None:
+        super().__init__()
+        self.size = axes * (1 + 2 * bands)
+        self.bands, self.spacing = bands, spacing
+
+    def frequencies(self, like: Tensor) -> Float[Tensor, " k"]:
+        """Made anew in the dtype asked for: a stored copy would keep its first dtype's rounding."""
+        order = torch.arange(self.bands, dtype=like.dtype, device=like.device)
+        if self.spacing == "linear":
+            return math.pi * (order + 1)
+        return math.pi * torch.exp2(order * (math.log2(self.bands) / max(self.bands - 1, 1)))
+
+    def forward(self, positions: Float[Tensor, "... p s"]) -> Float[Tensor, "... p g"]:
+        phases = positions.unsqueeze(-1) * self.frequencies(positions)  # ... p s k
+        phases = phases.flatten(-2)
+        return torch.cat((positions, phases.sin(), phases.cos()), dim=-1)
+
+
+class MLP(nn.Sequential):
+    """Linear, GELU, linear."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
+
+
+class FeedForward(MLP):
+    """The transformer's d -> 4d -> d."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 4 * width, width)
+
+
+class ResidualFeedForward(nn.Module):
+    """x + FFN(LN(x))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.feed_forward = FeedForward(width)
+
+    def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
+        return tokens + self.feed_forward(self.norm(tokens))
+
+
+def zero_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A head that starts by saying nothing: what it adjusts starts at its base."""
+    head = nn.Linear(inputs, outputs)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+class PointMLP(nn.Module):
+    """MLP on [blend, γ(x), condition], split so that the part without the blend is done once.
+
+    The first layer is linear, so W[blend, γ, c] = W_blend blend + (W_γ γ + W_c c + bias), and the
+    bracket is the same in every refinement step.
+    """
+
+    def __init__(self, blend: int, embedding: int, condition: int, hidden: int, out: int) -> None:
+        super().__init__()
+        self.sizes = (blend, embedding, condition)
+        self.first = nn.Linear(blend + embedding + condition, hidden)
+        self.second = nn.Linear(hidden, out)
+
+    def place(
+        self, embedding: Float[Tensor, "#b p g"], condition: Float[Tensor, "b c"] | None
+    ) -> Float[Tensor, "#b p k"]:
+        """The share of the first layer that depends on where, not on what is stored there."""
+        _, place, given = self.first.weight.split(self.sizes, dim=1)
+        hidden = F.linear(embedding, place, self.first.bias)
+        if condition is not None:
+            hidden = hidden + F.linear(condition, given).unsqueeze(1)
+        return hidden
+
+    def forward(
+        self, blend: Float[Tensor, "b p d"], place: Float[Tensor, "#b p k"]
+    ) -> Float[Tensor, "b p d"]:
+        weight = self.first.weight[:, : self.sizes[0]]
+        return self.second(F.gelu(F.linear(blend, weight) + place))
+
+
+class Memory(NamedTuple):
+    """Keys and values that queries attend to; `mask` is True where a key is real."""
+
+    keys: Float[Tensor, "b h n k"]
+    values: Float[Tensor, "b h n k"]
+    mask: Bool[Tensor, "b 1 1 n"] | None = None
+
+
+class Attention(nn.Module):
+    """Multi-head attention with separate query, key, value and output projections."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width must be a multiple of heads, got {width} and {heads}")
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+
+    def _split(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b h n k"]:
+        return rearrange(tokens, "b n (h k) -> b h n k", h=self.heads)
+
+    def remember(
+        self, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"] | None = None
+    ) -> Memory:
+        """Keys and values of tokens, to be attended to any number of times."""
+        keep = None if mask is None else mask[:, None, None, :]
+        return Memory(self._split(self.key(tokens)), self._split(self.value(tokens)), keep)
+
+    def forward(self, tokens: Float[Tensor, "b p d"], memory: Memory) -> Float[Tensor, "b p d"]:
+        mixed = F.scaled_dot_product_attention(
+            self._split(self.query(tokens)), memory.keys, memory.values, attn_mask=memory.mask
+        )
+        return self.output(rearrange(mixed, "b h p k -> b p (h k)"))

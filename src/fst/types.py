@@ -1,0 +1,229 @@
+"""What users pass in and get back: observations, the domain they live in, and anchors.
+
+Shapes are checked when an object is made, because that costs nothing. What needs a look at the
+numbers themselves (finite, inside the domain) is checked by `check_observations` and
+`check_queries`, which the models call on their public entry points.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+# Coordinates computed in float32 may leave the domain by rounding; anything beyond is a mistake.
+DOMAIN_TOLERANCE = 1e-5
+
+
+def check_tensor(name: str, value: object, shape: str, *, dtype: torch.dtype | None = None) -> None:
+    """Raise unless `value` is a floating tensor (or of `dtype`) with the rank `shape` spells."""
+    wanted = "bool" if dtype is torch.bool else "floating-point"
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a {wanted} tensor ({shape}), got {type(value).__name__}")
+    if (dtype is None and not value.is_floating_point()) or (dtype and value.dtype != dtype):
+        raise TypeError(f"{name} must be a {wanted} tensor ({shape}), got dtype {value.dtype}")
+    if value.ndim != len(shape.split()):
+        raise ValueError(f"{name} must have shape ({shape}), got {tuple(value.shape)}")
+
+
+def check_alike(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """Raise unless two tensors share their device and, where both are floating, their dtype."""
+    if value.device != other.device:
+        raise ValueError(f"{name} is on {value.device}, but {other_name} is on {other.device}")
+    if value.is_floating_point() and value.dtype != other.dtype:
+        raise TypeError(f"{name} has dtype {value.dtype}, but {other_name} has {other.dtype}")
+
+
+@dataclass(frozen=True)
+class Observations:
+    """The given samples of one batch of functions.
+
+    `condition` is one global input per function, such as a viscosity; `mask` is True where an
+    observation is real and False where it only pads the batch.
+    """
+
+    positions: Float[Tensor, "b n s"]
+    values: Float[Tensor, "b n v"]
+    condition: Float[Tensor, "b c"] | None = None
+    mask: Bool[Tensor, "b n"] | None = None
+
+    def __post_init__(self) -> None:
+        check_tensor("positions", self.positions, "b n s")
+        check_tensor("values", self.values, "b n v")
+        check_alike("values", self.values, "positions", self.positions)
+        batch, count = self.positions.shape[:2]
+        if self.values.shape[:2] != (batch, count):
+            raise ValueError(
+                f"values must have shape ({batch}, {count}, v) to match positions, "
+                f"got {tuple(self.values.shape)}"
+            )
+        if batch == 0 or count == 0:
+            raise ValueError(
+                f"positions must hold at least one observation, got {tuple(self.positions.shape)}"
+            )
+        if self.condition is not None:
+            check_tensor("condition", self.condition, "b c")
+            check_alike("condition", self.condition, "positions", self.positions)
+            if self.condition.shape[0] != batch:
+                raise ValueError(
+                    f"condition must have shape ({batch}, c), got {tuple(self.condition.shape)}"
+                )
+        if self.mask is not None:
+            check_tensor("mask", self.mask, "b n", dtype=torch.bool)
+            check_alike("mask", self.mask, "positions", self.positions)
+            if self.mask.shape != (batch, count):
+                raise ValueError(
+                    f"mask must have shape ({batch}, {count}), got {tuple(self.mask.shape)}"
+                )
+
+    def to(self, target: torch.device | torch.dtype | str) -> Self:
+        """The same observations on another device or in another floating dtype."""
+        condition = None if self.condition is None else self.condition.to(target)
+        # A mask stays boolean whatever dtype the numbers take.
+        keeps = self.mask is None or isinstance(target, torch.dtype)
+        mask = self.mask if keeps or self.mask is None else self.mask.to(target)
+        return type(self)(self.positions.to(target), self.values.to(target), condition, mask)
+
+    def __len__(self) -> int:
+        return self.positions.shape[0]
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """Where a model stores features, and how far each reaches.
+
+    `length_scales` belong to decoding, `refinement_length_scales` to the refinement steps.
+    """
+
+    positions: Float[Tensor, "b m s"]
+    length_scales: Float[Tensor, "b m s"]
+    refinement_length_scales: Float[Tensor, "b m s"]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """An axis-aligned box. Models work on the unit box and translate at their doors."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.low) != len(self.high) or not 1 <= len(self.low) <= 3:
+            raise ValueError(
+                "low and high must give one number for each of 1 to 3 axes, "
+                f"got low={self.low}, high={self.high}"
+            )
+        for axis, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise ValueError(f"low must be below high on axis {axis}, got {low} and {high}")
+
+    @classmethod
+    def unit(cls, axes: int) -> Self:
+        return cls((0.0,) * axes, (1.0,) * axes)
+
+    @property
+    def axes(self) -> int:
+        return len(self.low)
+
+    def _edges(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        return like.new_tensor(self.low), like.new_tensor(self.high)
+
+    def to_unit(self, positions: Float[Tensor, "b p s"]) -> Float[Tensor, "b p s"]:
+        if self == Domain.unit(self.axes):
+            return positions
+        low, high = self._edges(positions)
+        return (positions - low) / (high - low)
+
+    def from_unit(self, positions: Float[Tensor, "b p s"]) -> Float[Tensor, "b p s"]:
+        if self == Domain.unit(self.axes):
+            return positions
+        low, high = self._edges(positions)
+        return low + positions * (high - low)
+
+    def stretch(self, lengths: Float[Tensor, "b p s"]) -> Float[Tensor, "b p s"]:
+        """Lengths measured in the unit box, in the units of this domain."""
+        low, high = self._edges(lengths)
+        return lengths * (high - low)
+
+
+def check_observations(
+    observations: Observations, domain: Domain, values: int, condition: int
+) -> None:
+    """Raise unless the numbers are finite, inside the domain, and of the channels expected."""
+    if not isinstance(observations, Observations):
+        raise TypeError(f"observations must be fst.Observations, got {type(observations).__name__}")
+    _check_size("positions", observations.positions, domain.axes, "axes")
+    _check_size("values", observations.values, values, "value channels")
+    if condition and observations.condition is None:
+        raise ValueError(f"condition is missing: this model needs {condition} condition channels")
+    if observations.condition is not None:
+        if not condition:
+            raise ValueError("condition was given, but this model takes none")
+        _check_size("condition", observations.condition, condition, "condition channels")
+        _check_finite("condition", observations.condition)
+    mask = observations.mask
+    if mask is not None and not bool(mask.any(dim=1).all()):
+        empty = (~mask.any(dim=1)).nonzero()[0].item()
+        raise ValueError(f"mask leaves sample {empty} without a single real observation")
+    _check_finite("positions", observations.positions, mask)
+    _check_finite("values", observations.values, mask)
+    _check_inside("positions", observations.positions, domain, mask)
+
+
+def check_queries(queries: object, domain: Domain, like: Tensor) -> Tensor:
+    """The queries as they came, once they are known to be (b q s) points of the domain."""
+    check_tensor("queries", queries, "b q s")
+    assert isinstance(queries, Tensor)
+    check_alike("queries", queries, "the field", like)
+    if queries.shape[0] != like.shape[0]:
+        raise ValueError(
+            f"queries must have batch size {like.shape[0]} like the observations, "
+            f"got {tuple(queries.shape)}"
+        )
+    _check_size("queries", queries, domain.axes, "axes")
+    _check_finite("queries", queries)
+    _check_inside("queries", queries, domain)
+    return queries
+
+
+def check_neighbors(neighbors: int | None) -> None:
+    """Raise unless `neighbors` is None (all anchors) or a whole number of at least one."""
+    if neighbors is None:
+        return
+    if isinstance(neighbors, bool) or not isinstance(neighbors, int):
+        raise TypeError(f"neighbors must be a whole number, got {neighbors!r}")
+    if neighbors < 1:
+        raise ValueError(f"neighbors must be at least 1, got {neighbors}")
+
+
+def _check_size(name: str, value: Tensor, expected: int, what: str) -> None:
+    if value.shape[-1] != expected:
+        raise ValueError(
+            f"{name} must have {expected} {what} in its last dimension, got {tuple(value.shape)}"
+        )
+
+
+def _check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
+    finite = torch.isfinite(value).all(dim=-1)
+    if mask is not None:
+        finite = finite | ~mask
+    if not bool(finite.all()):
+        where: Sequence[int] = (~finite).nonzero()[0].tolist()
+        raise ValueError(f"{name} must be finite, got NaN or infinity at index {tuple(where)}")
+
+
+def _check_inside(name: str, value: Tensor, domain: Domain, mask: Tensor | None = None) -> None:
+    low, high = value.new_tensor(domain.low), value.new_tensor(domain.high)
+    slack = DOMAIN_TOLERANCE * (high - low)
+    inside = ((value >= low - slack) & (value <= high + slack)).all(dim=-1)
+    if mask is not None:
+        inside = inside | ~mask
+    if not bool(inside.all()):
+        where = tuple((~inside).nonzero()[0].tolist())
+        raise ValueError(
+            f"{name} must lie in the domain {domain.low} to {domain.high}, "
+            f"got {value[where].tolist()} at index {where}"
+        )

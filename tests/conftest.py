@@ -1,0 +1,18 @@
+"""Shape annotations are checked in tests, and only there.
+
+Modules that check what users pass in are left out of the hook: their own errors are under test.
+"""
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+CHECKED = ["nn", "anchors", "length_scales", "layer", "decoder", "evaluation_points", "metrics"]
+
+with install_import_hook([f"fst.{name}" for name in CHECKED], "beartype.beartype"):
+    import fst  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers() -> None:
+    torch.manual_seed(0)
