@@ -1,5 +1,9 @@
 """The Function-Space Transformer: a neural operator with adaptive anchors."""
 
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from fst.config import FunctionSpaceConfig
 from fst.field import Field
 from fst.model import FunctionSpaceTransformer
@@ -7,7 +11,9 @@ from fst.operators import Operator, parameter_count
 from fst.rbf import rbf_blend
 from fst.types import Anchors, Domain, Observations
 
-from_pretrained = Operator.from_pretrained
+if TYPE_CHECKING:
+    from fst import data
+    from fst.recipes import build
 
 __version__ = "0.1.0"
 
@@ -18,7 +24,24 @@ __all__ = [
     "FunctionSpaceConfig",
     "FunctionSpaceTransformer",
     "Observations",
+    "build",
+    "data",
     "from_pretrained",
     "parameter_count",
     "rbf_blend",
 ]
+
+
+def from_pretrained(source: str | Path) -> Operator:
+    """The model, of whatever kind, in a local folder or under that name on the Hugging Face hub."""
+    importlib.import_module("fst.baselines")  # so that their classes are known
+    return Operator.from_pretrained(source)
+
+
+def __getattr__(name: str) -> Any:
+    """Load recipes and data when they are first asked for: the model alone needs neither."""
+    if name == "build":
+        return importlib.import_module("fst.recipes").build
+    if name == "data":
+        return importlib.import_module("fst.data")
+    raise AttributeError(f"module 'fst' has no attribute {name!r}")

@@ -9,7 +9,6 @@ small heads turn the tokens into gaps and length scales. Everything here lives i
 from collections.abc import Sequence
 
 import torch
-from einops import rearrange, repeat
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -58,7 +57,7 @@ class GapTokens(nn.Module):
         self, inputs: Float[Tensor, "b n i"], mask: Bool[Tensor, "b n"] | None
     ) -> Float[Tensor, "b j w"]:
         observed = self.observe(inputs)
-        tokens = repeat(self.tokens, "j w -> b j w", b=len(inputs))
+        tokens = self.tokens.expand(len(inputs), -1, -1)  # b j w
         for block in self.blocks:
             tokens = block(tokens, observed, mask)
         return self.norm(tokens)
@@ -81,7 +80,7 @@ class AdaptiveCoordinates(nn.Module):
         self.head = zero_linear(width, rows)
 
     def forward(self, tokens: Float[Tensor, "b j w"]) -> Float[Tensor, "b p j+1"]:
-        scores = rearrange(self.head(tokens), "b j p -> b p j")
+        scores = self.head(tokens).transpose(1, 2)  # b p j
         # A running sum of many gaps needs more digits than autocast leaves.
         return ordered_positions(scores.to(torch.promote_types(torch.float32, scores.dtype)))
 
@@ -145,9 +144,9 @@ class AnchorPredictor(nn.Module):
         tokens = self.tokens(inputs, mask)  # b j w
         along = self.coordinates(tokens)  # b p j+1
         batch, _, count = along.shape
-        fixed = row_positions(self.rows, along)
-        fixed = repeat(fixed, "p r -> b (p j) r", b=batch, j=count)
-        moving = rearrange(along, "b p j -> b (p j) 1")
+        fixed = row_positions(self.rows, along).repeat_interleave(count, dim=0)  # m r
+        fixed = fixed.expand(batch, -1, -1)
+        moving = along.flatten(1).unsqueeze(-1)  # b m 1
         axis = self.adaptive_axis
         positions = torch.cat((fixed[..., :axis], moving, fixed[..., axis:]), dim=-1)
         refinement, decoding = self.scales(tokens)

@@ -6,7 +6,6 @@ Gap tokens enter; scales for refinement and for decoding leave, both (b m s), in
 import math
 
 import torch
-from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -32,11 +31,11 @@ class AdaptiveScales(nn.Module):
         self.decoding_base = nn.Parameter(torch.full((anchors,), math.log(INITIAL_SCALE)))
 
     def forward(self, tokens: Float[Tensor, "b j w"]) -> tuple[Tensor, Tensor]:
-        outputs = rearrange(self.head(tokens), "b j (p s) -> b p j s", p=self.rows)
+        outputs = self.head(tokens).unflatten(-1, (self.rows, -1)).transpose(1, 2)  # b p j s
         outputs = outputs.to(torch.promote_types(torch.float32, outputs.dtype))
         between = 0.5 * (outputs[:, :, 1:] + outputs[:, :, :-1])
         outputs = torch.cat((outputs[:, :, :1], between, outputs[:, :, -1:]), dim=2)
-        adjustment = LARGEST_ADJUSTMENT * torch.tanh(rearrange(outputs, "b p j s -> b (p j) s"))
+        adjustment = LARGEST_ADJUSTMENT * torch.tanh(outputs.flatten(1, 2))
         refinement, decoding = (
             torch.exp(base[:, None] + adjustment).clamp(SHORTEST, LONGEST)
             for base in (self.refinement_base, self.decoding_base)
@@ -54,7 +53,7 @@ class LearnedScales(nn.Module):
 
     def forward(self, tokens: Float[Tensor, "b j w"]) -> tuple[Tensor, Tensor]:
         scales = self.base.exp().clamp(SHORTEST, LONGEST)
-        scales = repeat(scales, "m -> b m s", b=len(tokens), s=self.axes)
+        scales = scales[:, None].expand(len(tokens), -1, self.axes)
         return scales, scales
 
 

@@ -17,25 +17,19 @@ from fst.evaluation_points import FixedPoints, ResampledPoints
 from fst.field import Field
 from fst.layer import AnchorSelfAttention, EvaluateMixWrite, FunctionSpaceLayer, Points, Read, Scene
 from fst.nn import MLP, FourierFeatures, ResidualFeedForward
-from fst.operators import Operator, PointDraws, Standardization
+from fst.operators import ConditionChannels, Operator, PointDraws
 from fst.types import Observations
 
 
-class ConditionEncoder(nn.Module):
-    """The global input, standardised (its logarithm where asked) and embedded."""
+class ConditionEncoder(ConditionChannels):
+    """The global input, standardised and embedded."""
 
     def __init__(self, channels: int, width: int, logarithm: bool) -> None:
-        super().__init__()
-        self.logarithm = logarithm
-        self.standardize = Standardization(channels)
+        super().__init__(channels, logarithm)
         self.embed = MLP(channels, width, width)
 
-    def prepare(self, condition: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
-        """What is standardised: the condition itself or its logarithm."""
-        return condition.log() if self.logarithm else condition
-
     def forward(self, condition: Float[Tensor, "b c"]) -> Float[Tensor, "b k"]:
-        return self.embed(self.standardize(self.prepare(condition)))
+        return self.embed(super().forward(condition))
 
 
 class FunctionSpaceTransformer(Operator):
@@ -119,15 +113,6 @@ class FunctionSpaceTransformer(Operator):
     ) -> Field:
         self.check(observations)
         return self.represent(observations, draws, record)
-
-    def check(self, observations: Observations) -> None:
-        super().check(observations)
-        condition = observations.condition
-        if condition is not None and self.config.log_condition and not bool((condition > 0).all()):
-            raise ValueError(
-                "condition must be positive: this model takes its logarithm, "
-                f"got {condition.min().item()}"
-            )
 
     def point_stream(self, anchor_seed: int, sobol_seed: int) -> ResampledPoints:
         config = self.config

@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name PyTorch users know)
-from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -126,7 +125,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def _split(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b h n k"]:
-        return rearrange(tokens, "b n (h k) -> b h n k", h=self.heads)
+        return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def remember(
         self, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"] | None = None
@@ -139,4 +138,4 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(
             self._split(self.query(tokens)), memory.keys, memory.values, attn_mask=memory.mask
         )
-        return self.output(rearrange(mixed, "b h p k -> b p (h k)"))
+        return self.output(mixed.transpose(1, 2).flatten(-2))  # b p d

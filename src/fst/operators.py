@@ -68,6 +68,37 @@ class Standardization(nn.Module):
         return values.to(wide) * self.deviation + self.mean
 
 
+class ConditionChannels(nn.Module):
+    """The global input, standardised; its logarithm where asked, for inputs that span decades."""
+
+    def __init__(self, channels: int, logarithm: bool) -> None:
+        super().__init__()
+        self.logarithm = logarithm
+        self.standardize = Standardization(channels)
+
+    def prepare(self, condition: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
+        """What is standardised: the condition itself or its logarithm."""
+        return condition.log() if self.logarithm else condition
+
+    def fit(self, conditions: Float[Tensor, "n c"]) -> None:
+        """Take the statistics of the conditions of the training data."""
+        prepared = self.prepare(conditions.double())
+        deviation = prepared.std(dim=0, correction=0)
+        # One and the same condition everywhere: nothing to divide by.
+        self.standardize.set(prepared.mean(dim=0), deviation.where(deviation > 0, 1.0))
+
+    def check(self, condition: Float[Tensor, "b c"] | None) -> None:
+        """Raise unless a condition whose logarithm is taken has one."""
+        if condition is not None and self.logarithm and not bool((condition > 0).all()):
+            raise ValueError(
+                "condition must be positive: this model takes its logarithm, "
+                f"got {condition.min().item()}"
+            )
+
+    def forward(self, condition: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
+        return self.standardize(self.prepare(condition))
+
+
 class Output(ABC):
     """A prediction that can be asked anywhere in the domain, any number of times."""
 
@@ -119,6 +150,9 @@ class Operator(nn.Module, ABC):
     def check(self, observations: Observations) -> None:
         """Raise unless the observations fit this model in channels, domain, dtype and device."""
         check_observations(observations, self.domain, self.value_channels, self.condition_channels)
+        for module in self.modules():
+            if isinstance(module, ConditionChannels):
+                module.check(observations.condition)
         parameter = next(self.parameters())
         if observations.values.dtype != parameter.dtype:
             raise TypeError(
@@ -130,6 +164,12 @@ class Operator(nn.Module, ABC):
                 f"observations are on {observations.values.device}, "
                 f"but the model is on {parameter.device}"
             )
+
+    def standardize_condition(self, conditions: Float[Tensor, "n c"]) -> None:
+        """Take the statistics of the conditions of the training data."""
+        for module in self.modules():
+            if isinstance(module, ConditionChannels):
+                module.fit(conditions)
 
     def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by the learning rate they take: `main`, and `predictor` where there is one."""

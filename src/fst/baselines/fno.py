@@ -1,0 +1,128 @@
+"""FNO, the Fourier Neural Operator (Li et al., 2021), in the form of the paper's Appendix B.
+
+Enters: observations at points of one grid. Leaves: a prediction on the whole of that grid, which
+answers queries by index. The input channels, on the grid, are the standardised values with zeros
+where nothing was observed, the mask of what was, the standardised condition as a constant, and
+the coordinates. A layer is v -> σ(W v + F⁻¹(R · F v)), as in the neuraloperator package.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fst.baselines.inputs import check_sizes
+from fst.baselines.outputs import GridOutput, check_observed_once, observed_cells, place_on_grid
+from fst.operators import ConditionChannels, Operator, PointDraws
+from fst.types import Domain, Observations
+
+
+@dataclass(frozen=True)
+class FNOConfig:
+    """Everything that shapes the model. The defaults are the paper's single-viscosity Burgers."""
+
+    low: tuple[float, ...] = (0.0, 0.0)
+    high: tuple[float, ...] = (1.0, 1.0)
+    grid: tuple[int, ...] = (201, 1024)
+    """Points on each axis of the grid that is observed, predicted and supervised."""
+    mask_channel: bool = True
+    """Mark the observed points in a channel. Without it, every point must be observed."""
+    value_channels: int = 1
+    output_channels: int = 1
+    condition_channels: int = 0
+    log_condition: bool = False
+    """Take the logarithm of the condition first: for positive inputs that span decades."""
+    width: int = 48
+    layers: int = 4
+    modes: tuple[int, ...] = (10, 30)
+    """Fourier modes kept on each axis, in the order of the axes."""
+
+    def __post_init__(self) -> None:
+        axes = self.domain.axes
+        for name in ("grid", "modes"):
+            numbers = getattr(self, name)
+            if len(numbers) != axes or any(number < 2 for number in numbers):
+                raise ValueError(f"{name} must give {axes} numbers of at least 2, got {numbers}")
+        # The last axis holds the non-negative half of a real transform's frequencies.
+        if any(mode > size for mode, size in zip(self.modes, self.grid, strict=True)):
+            raise ValueError(f"modes must not exceed the grid {self.grid}, got {self.modes}")
+        check_sizes(
+            value_channels=self.value_channels,
+            output_channels=self.output_channels,
+            width=self.width,
+            layers=self.layers,
+        )
+
+    @property
+    def domain(self) -> Domain:
+        return Domain(self.low, self.high)
+
+
+class FNO(Operator):
+    """neuraloperator's FNO between observations on a grid and the solution on the same grid."""
+
+    config_type = FNOConfig
+    coordinates: Tensor
+
+    def __init__(self, config: FNOConfig) -> None:
+        try:
+            from fst.baselines.neuralop_network import build_network, grid_embedding
+        except ImportError as error:
+            raise ImportError(
+                "FNO needs the package neuraloperator: pip install 'fst[baselines]'"
+            ) from error
+        super().__init__(
+            config.domain, config.value_channels, config.output_channels, config.condition_channels
+        )
+        self.config = config
+        channels = config.value_channels + int(config.mask_channel) + config.condition_channels
+        self.register_buffer("coordinates", grid_embedding(config.grid), persistent=False)
+        self.network = build_network(
+            channels, config.output_channels, config.width, config.layers, config.modes
+        )
+        if config.condition_channels:
+            self.condition = ConditionChannels(config.condition_channels, config.log_condition)
+        self.register_state_dict_post_hook(_drop_package_metadata)
+
+    def represent(self, observations: Observations, draws: PointDraws | None = None) -> GridOutput:
+        del draws
+        config, batch = self.config, len(observations)
+        cells = observed_cells(observations, self.domain, config.grid)
+        values = self.standardize_values(observations.values)
+        channels = [place_on_grid(values, cells, config.grid)]  # b g v
+        if config.mask_channel:
+            channels.append(place_on_grid(torch.ones_like(values[..., :1]), cells, config.grid))
+        if observations.condition is not None:
+            constant = self.condition(observations.condition)  # b c
+            channels.append(constant.unsqueeze(1).expand(-1, prod(config.grid), -1))
+        fields = torch.cat(channels, dim=-1).transpose(1, 2).unflatten(-1, config.grid)
+        coordinates = self.coordinates.expand(batch, *self.coordinates.shape)
+        predicted = self.network(torch.cat((fields, coordinates), dim=1))  # b c *grid
+        return self._on_grid(predicted)
+
+    def _on_grid(self, predicted: Float[Tensor, "b c *grid"]) -> GridOutput:
+        flat = predicted.flatten(2).transpose(1, 2)  # b g c
+        return GridOutput(self.domain, self.config.grid, self.standardize_outputs.restore(flat))
+
+    def check(self, observations: Observations) -> None:
+        super().check(observations)
+        config = self.config
+        if observations.values.dtype != torch.float32:
+            raise TypeError(
+                "values must be float32: the spectral weights of neuraloperator are complex64, "
+                f"got {observations.values.dtype}"
+            )
+        check_observed_once(
+            observations, self.domain, config.grid, everywhere=not config.mask_channel
+        )
+
+
+def _drop_package_metadata(
+    module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+) -> None:
+    """neuraloperator adds its constructor's arguments to the weights; only weights belong there."""
+    del module, prefix, local_metadata
+    state.pop("_metadata", None)

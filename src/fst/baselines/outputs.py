@@ -1,0 +1,129 @@
+"""Outputs that baselines share: one answered in chunks, one that knows a grid and nothing else.
+
+A grid of N points on an axis has the unit coordinates index / (N - 1), so a coordinate x of the
+unit box stands for the index round(x (N - 1)).
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from fst.field import CHUNK_NUMBERS
+from fst.operators import Output
+from fst.types import Domain, Observations, check_queries
+
+# How far from a grid point, in grid steps, a coordinate may be and still mean that point: well
+# above float32 rounding on a thousand points, well below a point that someone meant otherwise.
+ON_GRID_TOLERANCE = 1e-2
+
+
+class ChunkedOutput(Output):
+    """An output whose queries do not see each other, so that they can be answered in chunks."""
+
+    @property
+    @abstractmethod
+    def numbers_per_query(self) -> int:
+        """About how many numbers `decode` holds at once for one query of one sample."""
+
+    def __call__(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
+        queries = check_queries(queries, self.domain, self.like)
+        size = max(1, CHUNK_NUMBERS // (len(queries) * self.numbers_per_query))
+        return torch.cat([self.decode(part) for part in queries.split(size, dim=1)], dim=1)
+
+
+def grid_coordinates(
+    positions: Float[Tensor, "b p s"], grid: tuple[int, ...]
+) -> Float[Tensor, "b p s"]:
+    """Unit positions in grid steps: whole numbers at the grid's points."""
+    return positions * positions.new_tensor([size - 1 for size in grid])
+
+
+def flat_indices(positions: Float[Tensor, "b p s"], grid: tuple[int, ...]) -> Int[Tensor, "b p"]:
+    """The nearest grid point of each unit position, the last axis running fastest."""
+    steps = grid_coordinates(positions, grid).round().long()
+    strides = steps.new_tensor([prod(grid[axis + 1 :]) for axis in range(len(grid))])
+    return (steps * strides).sum(dim=-1)
+
+
+def check_on_grid(
+    name: str,
+    positions: Float[Tensor, "b p s"],
+    grid: tuple[int, ...],
+    mask: Bool[Tensor, "b p"] | None = None,
+) -> None:
+    """Raise unless every unit position is a point of the grid."""
+    steps = grid_coordinates(positions, grid)
+    on_grid = ((steps - steps.round()).abs() <= ON_GRID_TOLERANCE).all(dim=-1)
+    if mask is not None:
+        on_grid = on_grid | ~mask
+    if not bool(on_grid.all()):
+        where = tuple((~on_grid).nonzero()[0].tolist())
+        raise ValueError(
+            f"{name} must be points of the {' x '.join(map(str, grid))} grid, which is all this "
+            f"model knows; index {where} is {steps[where].tolist()} grid steps from the corner"
+        )
+
+
+def observed_cells(
+    observations: Observations, domain: Domain, grid: tuple[int, ...]
+) -> Int[Tensor, "b n"]:
+    """The grid point of each observation; padding goes to one more cell behind the last."""
+    index = flat_indices(domain.to_unit(observations.positions), grid)
+    if observations.mask is not None:
+        index = index.where(observations.mask, prod(grid))
+    return index
+
+
+def place_on_grid(
+    values: Float[Tensor, "b n c"], cells: Int[Tensor, "b n"], grid: tuple[int, ...]
+) -> Float[Tensor, "b g c"]:
+    """Values at their grid points and zero elsewhere."""
+    batch, _, channels = values.shape
+    empty = values.new_zeros(batch, prod(grid) + 1, channels)
+    return empty.scatter(1, cells.unsqueeze(-1).expand_as(values), values)[:, :-1]
+
+
+def check_observed_once(
+    observations: Observations, domain: Domain, grid: tuple[int, ...], everywhere: bool
+) -> None:
+    """Raise unless each observation has a grid point of its own and, if asked, each point one."""
+    check_on_grid("positions", domain.to_unit(observations.positions), grid, observations.mask)
+    cells = observed_cells(observations, domain, grid)
+    seen = torch.zeros(len(cells), prod(grid) + 1, dtype=torch.int32, device=cells.device)
+    seen.scatter_add_(1, cells, torch.ones_like(cells, dtype=torch.int32))
+    seen = seen[:, :-1]
+    if bool((seen > 1).any()):
+        sample, cell = (seen > 1).nonzero()[0].tolist()
+        raise ValueError(f"positions names grid point {cell} of sample {sample} more than once")
+    if everywhere and bool((seen == 0).any()):
+        sample, cell = (seen == 0).nonzero()[0].tolist()
+        raise ValueError(
+            f"positions must cover all {prod(grid)} points of the grid; "
+            f"sample {sample} has no observation at grid point {cell}"
+        )
+
+
+@dataclass(frozen=True)
+class GridOutput(Output):
+    """A prediction on one grid, in original units. It answers by index, without interpolation."""
+
+    domain: Domain
+    grid: tuple[int, ...]
+    values: Float[Tensor, "b g c"]
+
+    @property
+    def like(self) -> Tensor:
+        return self.values
+
+    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
+        index = flat_indices(self.domain.to_unit(queries), self.grid)
+        return self.values.gather(1, index.unsqueeze(-1).expand(-1, -1, self.values.shape[-1]))
+
+    def __call__(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
+        queries = check_queries(queries, self.domain, self.like)
+        check_on_grid("queries", self.domain.to_unit(queries), self.grid)
+        return self.decode(queries)

@@ -1,0 +1,174 @@
+"""Perceiver IO (Jaegle et al., 2022), in the sizes of the paper's Appendix B.
+
+Enters: observations anywhere. Leaves: latents that answer queries anywhere. Learned latents read
+the observations by cross-attention, mix by self-attention, and are read by output queries:
+
+    z = Cross(latents (+ condition), P(γ(x)) + V v)
+    z = Self(z), once for each layer
+    u(q) = W LN(Cross(P(γ(q)), z))
+
+P is one position MLP, shared by observations and queries. Every block is pre-norm with a residual
+connection around its attention and around its feed-forward.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from fst.baselines.inputs import check_heads, check_sizes, without_padding
+from fst.baselines.outputs import ChunkedOutput
+from fst.model import ConditionEncoder
+from fst.nn import MLP, Attention, FourierFeatures, Spacing
+from fst.operators import Operator, PointDraws
+from fst.types import Domain, Observations
+
+LATENT_DEVIATION = 0.02  # of the latents' truncated normal initialisation, as in Perceiver
+
+
+@dataclass(frozen=True)
+class PerceiverIOConfig:
+    """Everything that shapes the model. The defaults are the paper's, for Burgers and Darcy."""
+
+    low: tuple[float, ...] = (0.0, 0.0)
+    high: tuple[float, ...] = (1.0, 1.0)
+    value_channels: int = 1
+    output_channels: int = 1
+    condition_channels: int = 0
+    log_condition: bool = False
+    """Take the logarithm of the condition first: for positive inputs that span decades."""
+    width: int = 240
+    heads: int = 8
+    latents: int = 256
+    layers: int = 6
+    """Self-attention blocks between the two cross-attention blocks."""
+    fourier_bands: int = 32
+    fourier_spacing: Spacing = "linear"
+
+    def __post_init__(self) -> None:
+        check_sizes(
+            value_channels=self.value_channels,
+            output_channels=self.output_channels,
+            latents=self.latents,
+            layers=self.layers,
+            fourier_bands=self.fourier_bands,
+        )
+        check_heads(self.width, self.heads)
+        _ = self.domain  # low and high are checked here, not when the model is built
+
+    @property
+    def domain(self) -> Domain:
+        return Domain(self.low, self.high)
+
+
+class SelfBlock(nn.Module):
+    """x + attention(LN x), then x + MLP(LN x), without widening."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.feed_norm = nn.LayerNorm(width)
+        self.feed_forward = MLP(width, width, width)
+
+    def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
+        normed = self.norm(tokens)
+        tokens = tokens + self.attention(normed, self.attention.remember(normed))
+        return tokens + self.feed_forward(self.feed_norm(tokens))
+
+
+class CrossBlock(nn.Module):
+    """The same, attending to something else, which has a norm of its own."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.memory_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.feed_norm = nn.LayerNorm(width)
+        self.feed_forward = MLP(width, width, width)
+
+    def forward(
+        self,
+        tokens: Float[Tensor, "b p d"],
+        read: Float[Tensor, "b n d"],
+        mask: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b p d"]:
+        memory = self.attention.remember(self.memory_norm(read), mask)
+        tokens = tokens + self.attention(self.norm(tokens), memory)
+        return tokens + self.feed_forward(self.feed_norm(tokens))
+
+
+class PerceiverIO(Operator):
+    """Latents between observations and queries."""
+
+    config_type = PerceiverIOConfig
+
+    def __init__(self, config: PerceiverIOConfig) -> None:
+        super().__init__(
+            config.domain, config.value_channels, config.output_channels, config.condition_channels
+        )
+        self.config = config
+        width, heads = config.width, config.heads
+        self.fourier = FourierFeatures(
+            config.domain.axes, config.fourier_bands, config.fourier_spacing
+        )
+        self.embed_position = MLP(self.fourier.size, width, width)
+        self.embed_value = nn.Linear(config.value_channels, width)
+        self.latents = nn.Parameter(torch.empty(config.latents, width))
+        nn.init.trunc_normal_(self.latents, std=LATENT_DEVIATION)
+        if config.condition_channels:
+            self.condition = ConditionEncoder(
+                config.condition_channels, width, config.log_condition
+            )
+        self.read = CrossBlock(width, heads)
+        self.mix = nn.ModuleList(SelfBlock(width, heads) for _ in range(config.layers))
+        self.answer = CrossBlock(width, heads)
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, config.output_channels)
+
+    def represent(
+        self, observations: Observations, draws: PointDraws | None = None
+    ) -> "LatentOutput":
+        del draws
+        positions, values = without_padding(observations, self.domain)
+        place = self.embed_position(self.fourier(positions))
+        tokens = place + self.embed_value(self.standardize_values(values))  # b n d
+        latents = self.latents.expand(len(observations), -1, -1)  # b l d
+        if observations.condition is not None:
+            latents = latents + self.condition(observations.condition).unsqueeze(1)
+        latents = self.read(latents, tokens, observations.mask)
+        for block in self.mix:
+            latents = block(latents)
+        return LatentOutput(self.domain, self, latents, observations.positions)
+
+    def decode(
+        self, latents: Float[Tensor, "b l d"], queries: Float[Tensor, "b q s"]
+    ) -> Float[Tensor, "b q c"]:
+        tokens = self.embed_position(self.fourier(self.domain.to_unit(queries)))
+        predicted = self.output(self.norm(self.answer(tokens, latents)))
+        return self.standardize_outputs.restore(predicted)
+
+
+@dataclass(frozen=True)
+class LatentOutput(ChunkedOutput):
+    """Latents that any query can read."""
+
+    domain: Domain
+    model: PerceiverIO
+    latents: Float[Tensor, "b l d"]
+    positions: Float[Tensor, "b n s"]
+
+    @property
+    def like(self) -> Tensor:
+        # Not the latents: under autocast they are bfloat16, which queries need not be.
+        return self.positions
+
+    @property
+    def numbers_per_query(self) -> int:
+        config = self.model.config
+        return 12 * config.width + config.heads * config.latents
+
+    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
+        return self.model.decode(self.latents, queries)

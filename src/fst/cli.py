@@ -1,0 +1,229 @@
+"""The command line: parsing, and turning errors into one clear line.
+
+Each command is a story in `fst.commands`. Options are derived from types by tyro; `fst train`
+takes an option for every field of its recipe.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from tyro.conf import AvoidSubcommands, Positional, arg
+from tyro.extras import SubcommandApp
+
+from fst.commands import data as data_commands
+from fst.commands import demo as demo_command
+from fst.commands import evaluate as evaluate_command
+from fst.commands import predict as predict_command
+from fst.commands import recipes as recipe_commands
+from fst.commands import train as train_command
+from fst.data.errors import DataError
+from fst.evaluation.protocol import EvaluationError
+from fst.evaluation.report import report as write_report
+from fst.pretrained import PretrainedError
+from fst.recipes import UnknownRecipeError, find
+from fst.recipes.recipe import Recipe
+from fst.training.errors import Interrupted, TrainingError
+
+USER_ERROR, INTERRUPTED = 2, 130
+ERRORS = (DataError, EvaluationError, PretrainedError, TrainingError, UnknownRecipeError)
+
+app = SubcommandApp()
+data_app = SubcommandApp()
+console = Console()
+
+
+@app.command(name="recipes")
+def list_recipes(name: Positional[str | None] = None, /, *, json: bool = False) -> None:
+    """List the recipes, or show one with every field.
+
+    Args:
+        name: Show this recipe alone.
+        json: Print JSON, for programs.
+    """
+    if name is None:
+        recipe_commands.list_recipes(as_json=json, console=console)
+    else:
+        recipe_commands.show_recipe(name, as_json=json, console=console)
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of a new run besides the fields of its recipe."""
+
+    recipe: Annotated[Recipe, arg(name="")]
+    out: Path
+    """Folder for the run; it must be empty or absent."""
+    data: Path | None = None
+    """Data folder, or your own file; ./data/... when not given, and made there if missing."""
+    device: str | None = None
+    """cpu or cuda; a GPU where there is one."""
+
+
+@app.command
+def train(
+    recipe: Positional[str | None] = None,
+    /,
+    *,
+    out: Path | None = None,
+    data: Path | None = None,
+    device: str | None = None,
+    resume: Path | None = None,
+    checkpoint: str | None = None,
+) -> None:
+    """Train a recipe: fst train RECIPE --out DIR, or continue: fst train --resume DIR.
+
+    Every field of a recipe is an option: fst train RECIPE --help lists them.
+
+    Args:
+        recipe: Name of the recipe; fst recipes lists them.
+        out: Folder for a new run; it must be empty or absent.
+        data: Data folder, or your own file; ./data/... when not given, and made there if missing.
+        device: cpu or cuda; a GPU where there is one.
+        resume: Continue the run in this folder.
+        checkpoint: With --resume: continue from this checkpoint instead of the newest.
+    """
+    del recipe, out  # a recipe's options are parsed by train_recipe, before this is reached
+    if resume is None:
+        raise TrainingError("name a recipe (fst train RECIPE --out DIR) or --resume DIR")
+    train_command.resume(resume, checkpoint=checkpoint, data=data, device=device, console=console)
+
+
+def train_recipe(name: str, arguments: Sequence[str]) -> None:
+    """A new run: all fields of the recipe are options, with its values as defaults."""
+    default = TrainOptions(find(name), out=tyro.MISSING)
+    options = tyro.cli(
+        AvoidSubcommands[TrainOptions], default=default, args=arguments, prog=f"fst train {name}"
+    )
+    train_command.train(
+        options.recipe, options.out, data=options.data, device=options.device, console=console
+    )
+
+
+@app.command
+def evaluate(
+    run: Positional[Path],
+    /,
+    *,
+    data: Path | None = None,
+    device: str | None = None,
+    again: bool = False,
+    trivial: bool = False,
+) -> None:
+    """Score a trained run on its test set and keep the rows with it.
+
+    Args:
+        run: The run's folder.
+        data: The data, where they are no longer where the run was trained.
+        device: cpu or cuda; a GPU where there is one.
+        again: Score anew and replace the stored rows.
+        trivial: For Burgers: also score zero, and the initial condition held in time.
+    """
+    evaluate_command.evaluate(
+        run, data=data, device=device, again=again, trivial=trivial, console=console
+    )
+
+
+@app.command
+def report(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
+    """Turn the rows and fields of scored runs into one page with tables and figures.
+
+    Args:
+        runs: Folders of runs that fst evaluate has scored.
+        out: Folder for the page.
+    """
+    if not runs:
+        raise EvaluationError("name at least one run: fst report RUN... --out DIR")
+    console.print(f"wrote {write_report(list(runs), out)}")
+
+
+@app.command
+def predict(
+    run: Positional[str],
+    /,
+    *,
+    observations: Path,
+    queries: str,
+    out: Path,
+    neighbors: int | None = None,
+    condition: tuple[float, ...] = (),
+    device: str | None = None,
+    force: bool = False,
+) -> None:
+    """Ask a trained model for values at queries.
+
+    Args:
+        run: A run folder, a folder of save_pretrained, or a name on the Hugging Face hub.
+        observations: What was observed: an fst point file (.h5), .npz or .csv.
+        queries: Where to ask: a file of the same kinds, or a grid such as 201x1024.
+        out: File for the answer, .npz or .h5.
+        neighbors: Decode from this many nearest anchors only.
+        condition: The condition of every sample, where the observations hold none.
+        device: cpu or cuda; a GPU where there is one.
+        force: Replace the file if it exists.
+    """
+    predict_command.predict(
+        run,
+        observations,
+        queries,
+        out,
+        neighbors=neighbors,
+        condition=condition,
+        device=device,
+        force=force,
+        console=console,
+    )
+
+
+@app.command
+def demo(*, out: Path = Path("runs/demo"), device: str | None = None) -> None:
+    """Generate a small Burgers set, train a small FST, evaluate it and draw a page.
+
+    Args:
+        out: Folder for the run and the page; it must be empty or absent.
+        device: cpu or cuda; a GPU where there is one.
+    """
+    demo_command.demo(out, device=device, console=console)
+
+
+@data_app.command
+def check(path: Positional[Path], /) -> None:
+    """Read a data file, or every data file of a folder, from end to end and describe it.
+
+    Args:
+        path: The file or folder to read.
+    """
+    data_commands.check(path)
+
+
+data_app.command(data_commands.burgers)
+data_app.command(data_commands.darcy)
+app.command(data_app, name="data", help="Make or check data files.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. User errors are one line on standard error and exit code 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if words[:1] == ["train"] and len(words) > 1 and not words[1].startswith("-"):
+            train_recipe(words[1], words[2:])
+        else:
+            app.cli(prog="fst", args=words or ["--help"])
+    except Interrupted as interruption:
+        print(f"fst: {interruption}", file=sys.stderr)
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        print("fst: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except ERRORS as error:
+        print(f"fst: error: {error}", file=sys.stderr)
+        return USER_ERROR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

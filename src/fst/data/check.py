@@ -1,0 +1,168 @@
+"""Reading a data file from end to end, to say what it is or what is wrong with it.
+
+Enters: a file of any of the three layouts. Leaves: a description, in words and numbers. Every
+number is read once, a block at a time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from fst.data import neuraloperator_files, pdebench, point_files
+from fst.data.atomic import Law
+from fst.data.errors import DataError, reading
+from fst.data.splits import SPLITS, Partition
+
+_BLOCK_SAMPLES = 256
+_PATTERNS = ("*.hdf5", "*.h5", "*.pt")
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a good file holds: its layout in words, then named facts for a table."""
+
+    path: Path
+    layout: str
+    facts: tuple[tuple[str, str], ...]
+    grid: tuple[int, ...] | None = None
+
+
+class _Range:
+    """Least, greatest, mean and standard deviation of numbers seen a block at a time."""
+
+    def __init__(self) -> None:
+        self.count, self.total, self.squares = 0, 0.0, 0.0
+        self.least, self.greatest = float("inf"), float("-inf")
+
+    def see(self, block: Tensor) -> None:
+        wide = block.double()
+        self.count += wide.numel()
+        self.total += wide.sum().item()
+        self.squares += wide.square().sum().item()
+        self.least = min(self.least, wide.min().item())
+        self.greatest = max(self.greatest, wide.max().item())
+
+    def __str__(self) -> str:
+        mean = self.total / self.count
+        deviation = max(0.0, self.squares / self.count - mean**2) ** 0.5
+        return (
+            f"{self.least:.4g} to {self.greatest:.4g}, mean {mean:.4g}, deviation {deviation:.4g}"
+        )
+
+
+def check_file(path: Path) -> Description:
+    """Recognise a file's layout, read all of it, and describe it; or raise a `DataError`."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    if h5py.is_hdf5(path):
+        with reading(path, "an HDF5 data file"), h5py.File(path, "r") as file:
+            is_points = file.attrs.get("format") == point_files.FORMAT
+        return _check_points(path) if is_points else _check_trajectories(path)
+    if path.suffix == ".pt":
+        return _check_fields(path)
+    raise DataError(
+        f"{path}: is neither HDF5 (PDEBench trajectories or fst points) "
+        "nor a .pt file of NeuralOperator"
+    )
+
+
+def check_folder(folder: Path) -> Iterator[Description]:
+    """Check every data file of a folder; trajectories must all be on one grid."""
+    paths = sorted(path for pattern in _PATTERNS for path in folder.glob(pattern))
+    if not paths:
+        raise DataError(f"{folder}: holds no data file ({', '.join(_PATTERNS)})")
+    first: Description | None = None
+    for path in paths:
+        description = check_file(path)
+        if description.grid is not None:
+            first = first or description
+            if description.grid != first.grid:
+                raise DataError(
+                    f"{path}: holds a {description.grid} grid (times, cells), "
+                    f"but {first.path.name} beside it a {first.grid} grid"
+                )
+        yield description
+
+
+def _check_trajectories(path: Path) -> Description:
+    file = pdebench.open_trajectories(path)
+    seen = _Range()
+    for _, block in file.blocks(np.arange(file.rows)):
+        seen.see(block)
+    times, cells = file.grid
+    facts = (
+        ("trajectories", f"{file.rows:,}"),
+        ("times", f"{times}, {file.times[0]:g} to {file.times[-1]:g}"),
+        ("cells", f"{cells}, {file.cells[0]:g} to {file.cells[-1]:g}"),
+        ("values", str(seen)),
+        ("splits", _splits(file.partition)),
+        *_law_facts(file.law),
+    )
+    return Description(path, "PDEBench trajectories", facts, file.grid)
+
+
+def _check_fields(path: Path) -> Description:
+    reflected = path.stem.endswith("_reflected")
+    opener = neuraloperator_files.open_reflected if reflected else neuraloperator_files.open_fields
+    file = opener(path)
+    inputs, solutions = _Range(), _Range()
+    for _, high, block in file.blocks(np.arange(len(file))):
+        inputs.see(high)
+        solutions.see(block)
+    facts = (
+        ("samples", f"{len(file):,}" + (", each with 4 reflections" if reflected else "")),
+        ("grid", f"{file.resolution} × {file.resolution}"),
+        ("share of high coefficients", f"{inputs.total / inputs.count:.4f}"),
+        ("solutions", str(solutions)),
+        *_law_facts(file.law),
+    )
+    return Description(path, "NeuralOperator Darcy samples", facts)
+
+
+def _check_points(path: Path) -> Description:
+    file = point_files.read_points(path)
+    values, targets = _Range(), _Range()
+    for first in range(0, len(file), _BLOCK_SAMPLES):
+        rows = np.arange(first, min(first + _BLOCK_SAMPLES, len(file)))
+        values.see(torch.from_numpy(file.observations(rows).values))
+        targets.see(torch.from_numpy(file.queries(rows).values))
+        file.conditions(rows)
+    facts = (
+        ("samples", f"{len(file):,}"),
+        ("domain", f"{file.domain.low} to {file.domain.high}"),
+        ("axes", _names(file.axes)),
+        ("values", f"{_names(file.values)}: {values}"),
+        ("targets", f"{_names(file.targets)}: {targets}"),
+        ("condition", _names(file.condition) or "none"),
+        ("observations a sample", _sizes(file.observation_offsets)),
+        ("queries a sample", _sizes(file.query_offsets)),
+        ("splits", _splits(file.partition)),
+    )
+    return Description(path, "fst points", facts)
+
+
+def _splits(partition: Partition | None) -> str:
+    if partition is None:
+        return "none named, drawn by seed"
+    return ", ".join(f"{len(getattr(partition, name)):,} {name}" for name in SPLITS)
+
+
+def _law_facts(law: Law | None) -> tuple[tuple[str, str], ...]:
+    if law is None:
+        return (("law", "none stored: not made by fst"),)
+    return tuple((name, str(value)) for name, value in law.items())
+
+
+def _names(labels: tuple[point_files.Label, ...]) -> str:
+    return ", ".join(f"{name} [{unit}]" if unit else name for name, unit in labels)
+
+
+def _sizes(offsets: np.ndarray) -> str:
+    sizes = np.diff(offsets)
+    low, high = int(sizes.min()), int(sizes.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

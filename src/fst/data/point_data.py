@@ -1,0 +1,110 @@
+"""A user's own points as the data of a recipe: `fst train own/fst --data my.h5`.
+
+Enters: an `fst` point file (`write_points`), or the folder it lies in. Leaves: the splits that the
+file names or, where it names none, splits drawn by seed. Channels, axes and domain are the file's:
+`PointData.describe` gives them to whoever builds the model.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from fst.data.errors import DataError
+from fst.data.point_files import PointFile, Points, read_points
+from fst.data.point_samples import PointSamples, Ragged
+from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
+
+
+@dataclass(frozen=True)
+class PointData:
+    """Points from one file. The fractions and the seed matter only where it names no splits."""
+
+    file: str = "points.h5"
+    """The file's name, where the data are given as a folder."""
+    validation_fraction: float = 0.1
+    """Part of the samples kept for validation."""
+    test_fraction: float = 0.1
+    """Part of the samples kept for the test."""
+    split_seed: int = 0
+    """Of the splits of a file that names none."""
+
+    def __post_init__(self) -> None:
+        fractions = self.validation_fraction, self.test_fraction
+        if not (fractions[0] > 0 and fractions[1] >= 0 and sum(fractions) < 1):
+            raise ValueError(
+                "validation_fraction must be positive, test_fraction not negative, and both "
+                f"together below 1, got {fractions[0]} and {fractions[1]}"
+            )
+
+    def locate(self, folder: Path) -> Path:
+        return folder / self.file if folder.is_dir() else folder
+
+    def describe(self, folder: Path) -> PointFile:
+        """Domain, channels, names and units of the file."""
+        return read_points(self.locate(folder))
+
+    def prepare(
+        self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
+    ) -> None:
+        """Nothing can be made for the user; the file is checked, so that errors come early."""
+        del device, console
+        self._partition(self.describe(folder))
+
+    def load(
+        self, folder: Path, device: torch.device | str = "cpu", *, augment: bool = False
+    ) -> tuple[TrainingSplit, ValidationSplit]:
+        """Training and validation, on the device. Rows of the test split are not read."""
+        if augment:
+            raise ValueError("augment must be off: the symmetries of these points are not known")
+        file = self.describe(folder)
+        partition = self._partition(file)
+        return (
+            TrainingSplit(load_points(file, partition.training).to(device)),
+            ValidationSplit(load_points(file, partition.validation).to(device)),
+        )
+
+    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit:
+        file = self.describe(folder)
+        rows = self._partition(file).test
+        if len(rows) == 0:
+            raise DataError(f"{file.path}: its test split is empty")
+        return TestSplit(load_points(file, rows).to(device))
+
+    def _partition(self, file: PointFile) -> Partition:
+        partition = file.partition or self._drawn(file)
+        for name in ("training", "validation"):
+            if len(getattr(partition, name)) == 0:
+                raise DataError(
+                    f"{file.path}: its {name} split is empty; the file holds {len(file)} samples"
+                )
+        return partition
+
+    def _drawn(self, file: PointFile) -> Partition:
+        samples = len(file)
+        validation = max(1, round(self.validation_fraction * samples))
+        test = min(round(self.test_fraction * samples), samples - validation)
+        training = samples - validation - test
+        counts = {"training": training, "validation": validation, "test": test}
+        return Partition.drawn(samples, **counts, seed=self.split_seed)
+
+
+def load_points(file: PointFile, rows: np.ndarray) -> PointSamples:
+    """The given rows of a file, on the CPU."""
+    condition = file.conditions(rows)
+    return PointSamples(
+        file.domain,
+        _ragged(file.observations(rows)),
+        _ragged(file.queries(rows)),
+        None if condition is None else torch.from_numpy(condition),
+    )
+
+
+def _ragged(points: Points) -> Ragged:
+    return Ragged.of(
+        torch.from_numpy(points.positions),
+        torch.from_numpy(points.values),
+        torch.from_numpy(points.sizes),
+    )

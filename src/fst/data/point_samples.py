@@ -1,0 +1,145 @@
+"""A user's own points: every sample may have its own positions and its own number of them.
+
+All points of a split lie end to end in a few tensors; a batch gathers each row's stretch, padded to
+the longest row of the split. Padding repeats a row's first point, so it is finite and inside the
+domain, and is False in the masks. A split whose rows are all of one length needs no masks.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from fst.data.samples import Batch, Samples, Statistics, moments, random_subsets
+from fst.types import Domain, Observations
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of unequal length laid end to end: row i is points `starts[i]` to `+ sizes[i]`."""
+
+    positions: Float[Tensor, "p s"]
+    values: Float[Tensor, "p v"]
+    starts: Int[Tensor, " n"]
+    sizes: Int[Tensor, " n"]
+    shortest: int
+    longest: int
+
+    @classmethod
+    def of(
+        cls, positions: Float[Tensor, "p s"], values: Float[Tensor, "p v"], sizes: Int[Tensor, " n"]
+    ) -> Self:
+        starts = sizes.cumsum(dim=0) - sizes
+        return cls(positions, values, starts, sizes, int(sizes.min()), int(sizes.max()))
+
+    def to(self, device: torch.device | str) -> Self:
+        return replace(
+            self,
+            positions=self.positions.to(device),
+            values=self.values.to(device),
+            starts=self.starts.to(device),
+            sizes=self.sizes.to(device),
+        )
+
+    def take(
+        self, rows: Int[Tensor, " b"], chosen: Int[Tensor, "b k"] | None
+    ) -> tuple[Float[Tensor, "b k s"], Float[Tensor, "b k v"], Bool[Tensor, "b k"] | None]:
+        """Positions and values of the rows' points `chosen`, and which of those points exist."""
+        if chosen is None:
+            chosen = torch.arange(self.longest, device=rows.device).expand(len(rows), -1)
+        real = None
+        if self.shortest < self.longest:
+            real = chosen < self.sizes[rows, None]
+            chosen = chosen.where(real, 0)
+        places = self.starts[rows, None] + chosen
+        return self.positions[places], self.values[places], real
+
+
+class PointSamples(Samples):
+    """One split of a file of points."""
+
+    def __init__(
+        self,
+        domain: Domain,
+        observed: Ragged,
+        queried: Ragged,
+        condition: Float[Tensor, "n c"] | None = None,
+    ) -> None:
+        if len(observed.sizes) != len(queried.sizes) or (
+            condition is not None and len(condition) != len(queried.sizes)
+        ):
+            raise ValueError("observed, queried and condition must have one row for each sample")
+        self.domain = domain
+        self.observed = observed
+        self.queried = queried
+        self.condition = condition
+        self.value_channels = observed.values.shape[1]
+        self.output_channels = queried.values.shape[1]
+        self.condition_channels = 0 if condition is None else condition.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.queried.sizes)
+
+    @property
+    def device(self) -> torch.device:
+        return self.queried.values.device
+
+    def to(self, device: torch.device | str) -> Self:
+        condition = None if self.condition is None else self.condition.to(device)
+        return type(self)(self.domain, self.observed.to(device), self.queried.to(device), condition)
+
+    @property
+    def _spare(self) -> int:
+        return self.queried.longest - self.queried.shortest
+
+    def choose(
+        self, solutions: int, count: int | None, generator: torch.Generator
+    ) -> Int[Tensor, "b k"] | None:
+        """As many candidates as leave `count` real targets in the shortest row.
+
+        Which row a choice will serve is not known yet. Of a random order of the longest row's
+        targets, the entries that exist in a shorter row are a random order of that row's targets;
+        at most `longest − shortest` entries do not exist.
+        """
+        if count is None or count >= self.queried.longest:
+            return None
+        width = count + self._spare
+        return random_subsets(solutions, width, max(width, self.queried.longest), generator)
+
+    def batch(
+        self,
+        rows: Int[Tensor, " b"],
+        chosen: Int[Tensor, "b k"] | None = None,
+        augmentation: Int[Tensor, "b a"] | None = None,
+    ) -> Batch:
+        if augmentation is not None:
+            raise ValueError("augmentation was given, but these samples are used as stored")
+        if chosen is not None and self._spare:
+            absent = chosen >= self.queried.sizes[rows, None]
+            # Stable: targets that exist come first and keep their random order.
+            order = absent.argsort(dim=1, stable=True)
+            chosen = chosen.gather(1, order[:, : chosen.shape[1] - self._spare])
+        positions, values, mask = self.observed.take(rows, None)
+        queries, targets, target_mask = self.queried.take(rows, chosen)
+        condition = None if self.condition is None else self.condition[rows]
+        return Batch(
+            Observations(positions, values, condition, mask), queries, targets, target_mask
+        )
+
+    def conditions(self) -> Float[Tensor, "n c"]:
+        if self.condition is None:
+            return self.queried.values.new_empty(len(self), 0)
+        return self.condition
+
+    def statistics(self) -> Statistics:
+        """One mean and deviation for each channel; a constant channel has deviation 1."""
+        value_mean, value_deviation = moments(self.observed.values)
+        output_mean, output_deviation = moments(self.queried.values)
+        return Statistics(
+            value_mean,
+            value_deviation.where(value_deviation > 0, 1.0),
+            output_mean,
+            output_deviation.where(output_deviation > 0, 1.0),
+        )

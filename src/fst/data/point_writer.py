@@ -1,0 +1,191 @@
+"""Writing the `fst` file of a user's own points (layout: `point_files`).
+
+Enters: samples, one at a time, and the domain they lie in. Leaves: a file that appears under its
+name only when it is complete.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy.typing import ArrayLike
+
+from fst.data.atomic import publish, settle_existing
+from fst.data.errors import writing
+from fst.data.point_files import FORMAT, VERSION, Label, PointSample, inside
+from fst.data.splits import SPLITS, Partition
+from fst.types import Domain
+
+_CHUNK_POINTS = 4096
+_FLUSH_POINTS = 2**18
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Names and units of everything a file holds; what is left empty is numbered."""
+
+    axes: Sequence[Label | str] = ()
+    values: Sequence[Label | str] = ()
+    targets: Sequence[Label | str] = ()
+    condition: Sequence[Label | str] = ()
+
+    def complete(self, kind: str, count: int) -> tuple[Label, ...]:
+        given: Sequence[Label | str] = getattr(self, kind)
+        if not given:
+            return tuple(Label(f"{kind} {number}") for number in range(count))
+        if len(given) != count:
+            raise ValueError(f"labels.{kind} must name {count} of them, got {len(given)}")
+        return tuple(Label(entry) if isinstance(entry, str) else entry for entry in given)
+
+
+def write_points(
+    path: Path | str,
+    samples: Iterable[PointSample],
+    domain: Domain,
+    *,
+    labels: Labels | None = None,
+    splits: Mapping[str, Sequence[int]] | None = None,
+    force: bool = False,
+) -> None:
+    """Write samples, one at a time, to a file that appears only when it is complete.
+
+    `splits` names row numbers as training, validation and test; without it they are drawn by seed
+    when the file is used.
+    """
+    path = Path(path)
+    if path.exists():
+        settle_existing(path, {}, None, force=force)
+    part = path.with_name(path.name + ".part")
+    try:
+        with writing(path), h5py.File(part, "w") as file:
+            writer = _Writer(file, domain)
+            for sample in samples:
+                writer.add(sample)
+            writer.finish(labels or Labels(), splits)
+        publish(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)  # samples come from the caller: nothing here could go on
+        raise
+
+
+class _Writer:
+    """Collects samples and appends them to the file some at a time."""
+
+    def __init__(self, file: h5py.File, domain: Domain) -> None:
+        self.file = file
+        self.domain = domain
+        self.pending: dict[str, list[np.ndarray]] = {}
+        self.pending_points = 0
+        self.sizes: dict[str, list[int]] = {"observations": [], "queries": []}
+        self.conditions: list[np.ndarray] = []
+
+    def add(self, sample: PointSample) -> None:
+        row = len(self.conditions)
+        rows = (
+            ("observations", "values", sample.positions, sample.values, sample.mask),
+            ("queries", "targets", sample.queries, sample.targets, sample.query_mask),
+        )
+        for group, channel, positions, values, mask in rows:
+            place = f"sample {row}: {group}"
+            points, numbers = _checked_points(place, positions, values, mask, self.domain)
+            self._append(f"{group}/positions", points)
+            self._append(f"{group}/{channel}", numbers)
+            self.sizes[group].append(len(points))
+            self.pending_points += len(points)
+        condition = np.asarray([] if sample.condition is None else sample.condition, np.float32)
+        first = self.conditions[0] if self.conditions else condition
+        if condition.ndim != 1 or condition.shape != first.shape or not _finite(condition):
+            raise ValueError(
+                f"sample {row}: condition must hold {first.size} finite numbers like the first "
+                f"sample's, got shape {condition.shape}"
+            )
+        self.conditions.append(condition)
+        if self.pending_points > _FLUSH_POINTS:
+            self._flush()
+
+    def _append(self, name: str, block: np.ndarray) -> None:
+        earlier = self.pending.setdefault(name, [])
+        channels = earlier[0].shape[1] if earlier else block.shape[1]
+        if name in self.file:
+            channels = self.file[name].shape[1]
+        if block.shape[1] != channels:
+            raise ValueError(
+                f"{name} of sample {len(self.conditions)} must have {channels} channels like the "
+                f"samples before, got {block.shape[1]}"
+            )
+        earlier.append(block)
+
+    def _flush(self) -> None:
+        for name, blocks in self.pending.items():
+            block = np.concatenate(blocks)
+            if name not in self.file:
+                channels = block.shape[1]
+                chunks, shape = (_CHUNK_POINTS, channels), (None, channels)
+                self.file.create_dataset(
+                    name, (0, channels), "float32", chunks=chunks, maxshape=shape
+                )
+            stored = self.file[name]
+            before = len(stored)
+            stored.resize(before + len(block), axis=0)
+            stored[before:] = block
+        self.pending = {}
+        self.pending_points = 0
+
+    def finish(self, labels: Labels, splits: Mapping[str, Sequence[int]] | None) -> None:
+        if not self.conditions:
+            raise ValueError("samples must hold at least one sample, got none")
+        self._flush()
+        file, count = self.file, len(self.conditions)
+        for group, sizes in self.sizes.items():
+            file[f"{group}/offsets"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        if self.conditions[0].size:
+            file["condition"] = np.stack(self.conditions)
+        counts = {
+            "axes": self.domain.axes,
+            "values": file["observations/values"].shape[1],
+            "targets": file["queries/targets"].shape[1],
+            "condition": self.conditions[0].size,
+        }
+        for kind, size in counts.items():
+            complete = labels.complete(kind, size)
+            file.attrs[f"{kind}_names"] = [label.name for label in complete]
+            file.attrs[f"{kind}_units"] = [label.unit for label in complete]
+        if splits is not None:
+            partition = Partition.named({k: np.asarray(v) for k, v in splits.items()}, count)
+            for name in SPLITS:
+                file[f"split/{name}"] = getattr(partition, name)
+        file.attrs["low"], file.attrs["high"] = self.domain.low, self.domain.high
+        file.attrs["format"], file.attrs["version"] = FORMAT, VERSION
+
+
+def _finite(numbers: np.ndarray) -> bool:
+    return bool(np.isfinite(numbers).all())
+
+
+def _checked_points(
+    place: str, positions: ArrayLike, values: ArrayLike, mask: ArrayLike | None, domain: Domain
+) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n v"]]:
+    """Positions and values as float32, without masked points, or an error that says why not."""
+    points, numbers = np.asarray(positions, np.float32), np.asarray(values, np.float32)
+    if points.ndim != 2 or numbers.ndim != 2 or len(points) != len(numbers):
+        raise ValueError(
+            f"{place} must be positions (n, axes) and values (n, channels), "
+            f"got {points.shape} and {numbers.shape}"
+        )
+    if points.shape[1] != domain.axes:
+        raise ValueError(f"{place} must have {domain.axes} axes, got {points.shape[1]}")
+    if mask is not None:
+        real: Bool[np.ndarray, " n"] = np.asarray(mask)
+        if real.dtype != np.bool_ or real.shape != (len(points),):
+            raise ValueError(f"{place}: mask must be bool of shape ({len(points)},)")
+        points, numbers = points[real], numbers[real]
+    if len(points) == 0:
+        raise ValueError(f"{place} must hold at least one point")
+    if not (_finite(points) and _finite(numbers)):
+        raise ValueError(f"{place} must be finite, got NaN or infinity")
+    if not inside(points, domain):
+        raise ValueError(f"{place} must lie in the domain {domain.low} to {domain.high}")
+    return points, numbers

@@ -1,0 +1,269 @@
+"""One split of one data set, resident on one device, and the batches that steps are made of.
+
+Enters: row numbers and, for a training step, which targets to ask for. Leaves: a `Batch` of
+observations, queries and targets in the data's own units. A batch is a few gathers on the device:
+nothing loops over samples and nothing waits for the host.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from fst.data.views import index_coordinates, index_product, subset_indices
+from fst.types import Domain, Observations
+
+# Burgers runs that supervise the whole grid still take their statistics from this one.
+STATISTICS_GRID = 100
+
+# Numbers that `moments` widens to float64 at once.
+_BLOCK = 2**24
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one training or validation step needs. `mask` is True at real targets."""
+
+    observations: Observations
+    queries: Float[Tensor, "b q s"]
+    targets: Float[Tensor, "b q c"]
+    mask: Bool[Tensor, "b q"] | None = None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Means and standard deviations, float64 on the CPU: scalars, or one for each channel."""
+
+    value_mean: Tensor
+    value_deviation: Tensor
+    output_mean: Tensor
+    output_deviation: Tensor
+
+
+class Samples(ABC):
+    """One split of one data set. Moving it to a device gives a new object."""
+
+    domain: Domain
+    value_channels: int
+    output_channels: int
+    condition_channels: int
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device: ...
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> Self: ...
+
+    @abstractmethod
+    def choose(
+        self, solutions: int, count: int | None, generator: torch.Generator
+    ) -> Int[Tensor, "b k"] | None:
+        """Random targets for each of `solutions` rows, without replacement; None asks for all.
+
+        The generator lives on the samples' device. The result is for `batch` alone to interpret.
+        """
+
+    def augmentations(
+        self, solutions: int, generator: torch.Generator
+    ) -> Int[Tensor, "b a"] | None:
+        """A random symmetry for each of `solutions` rows; None where data are used as stored."""
+        del solutions, generator
+        return None
+
+    @abstractmethod
+    def batch(
+        self,
+        rows: Int[Tensor, " b"],
+        chosen: Int[Tensor, "b k"] | None = None,
+        augmentation: Int[Tensor, "b a"] | None = None,
+    ) -> Batch:
+        """The given rows, at the `chosen` targets (all of them when None)."""
+
+    @abstractmethod
+    def conditions(self) -> Float[Tensor, "n c"]:
+        """The condition of every sample; without channels where there is none."""
+
+    @abstractmethod
+    def statistics(self) -> Statistics:
+        """For standardisation. Ask the training split only."""
+
+
+def random_subsets(
+    solutions: int, count: int, total: int, generator: torch.Generator
+) -> Int[Tensor, "b k"]:
+    """`count` of `total` indices for each solution, without replacement, in random order."""
+    # The order of independent uniform numbers is a uniform permutation; its start a uniform subset.
+    keys = torch.rand(solutions, total, generator=generator, device=generator.device)
+    return keys.argsort(dim=1)[:, :count]
+
+
+def moments(values: Float[Tensor, "n c"]) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
+    """Mean and standard deviation of each column, in float64 and without a float64 copy."""
+    step = max(1, _BLOCK // max(1, values.shape[1]))
+    zero = torch.zeros(values.shape[1], dtype=torch.float64, device=values.device)
+    mean = sum((block.sum(dim=0, dtype=torch.float64) for block in values.split(step)), zero)
+    mean = mean / len(values)
+    squares = sum(((b.double() - mean).square().sum(dim=0) for b in values.split(step)), zero)
+    return mean.cpu(), (squares / len(values)).sqrt().cpu()
+
+
+def scalar_moments(values: Tensor) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """One mean and one standard deviation for all numbers of a tensor."""
+    mean, deviation = moments(values.reshape(-1, 1))
+    return mean.squeeze(0), deviation.squeeze(0)
+
+
+class GridSamples(Samples):
+    """One scalar field per sample on a tensor-product grid, observed at the same places.
+
+    `targets` holds the values at `held`, the kept indices of each axis of the original `grid`.
+    """
+
+    value_channels = 1
+    output_channels = 1
+
+    def __init__(
+        self,
+        *,
+        grid: tuple[int, ...],
+        held: tuple[Int[Tensor, " _"], ...],
+        targets: Float[Tensor, "n *held"],
+        observed_positions: Float[Tensor, "o s"],
+        observed_values: Float[Tensor, "n o"],
+        condition: Float[Tensor, "n c"] | None = None,
+    ) -> None:
+        device = targets.device
+        self.grid = grid
+        self.held = tuple(indices.to(device) for indices in held)
+        if targets.shape[1:] != self.grid_shape or len(grid) != len(held):
+            raise ValueError(
+                f"targets must have shape (n, {', '.join(map(str, self.grid_shape))}) for grid "
+                f"{grid}, got {tuple(targets.shape)}"
+            )
+        if len(observed_values) != len(targets) or (
+            condition is not None and len(condition) != len(targets)
+        ):
+            raise ValueError(f"observed_values and condition must have {len(targets)} rows")
+        self.targets = targets
+        self.observed_positions = observed_positions.to(device)
+        self.observed_values = observed_values.to(device)
+        self.condition = None if condition is None else condition.to(device)
+        self.queries = index_coordinates(index_product(self.held), grid)
+        self.domain = Domain.unit(len(grid))
+        self.condition_channels = 0 if condition is None else condition.shape[1]
+
+    @classmethod
+    def fully_observed(
+        cls, values: Float[Tensor, "n *grid"], targets: Float[Tensor, "n *grid"]
+    ) -> Self:
+        """Samples whose values are observed at every point of the grid that holds the targets."""
+        grid = tuple(targets.shape[1:])
+        held = tuple(torch.arange(size) for size in grid)
+        return cls(
+            grid=grid,
+            held=held,
+            targets=targets,
+            observed_positions=index_coordinates(index_product(held), grid),
+            observed_values=values.flatten(1),
+        )
+
+    def _with(self, held: tuple[Tensor, ...], targets: Tensor) -> Self:
+        return type(self)(
+            grid=self.grid,
+            held=held,
+            targets=targets,
+            observed_positions=self.observed_positions,
+            observed_values=self.observed_values,
+            condition=self.condition,
+        )
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def device(self) -> torch.device:
+        return self.targets.device
+
+    @property
+    def grid_shape(self) -> tuple[int, ...]:
+        """How many points of each axis are held, to fold a batch's targets into a field."""
+        return tuple(len(indices) for indices in self.held)
+
+    def to(self, device: torch.device | str) -> Self:
+        return self._with(self.held, self.targets.to(device))
+
+    def choose(
+        self, solutions: int, count: int | None, generator: torch.Generator
+    ) -> Int[Tensor, "b k"] | None:
+        total = len(self.queries)
+        if count is None or count >= total:
+            return None
+        return random_subsets(solutions, count, total, generator)
+
+    def batch(
+        self,
+        rows: Int[Tensor, " b"],
+        chosen: Int[Tensor, "b k"] | None = None,
+        augmentation: Int[Tensor, "b a"] | None = None,
+    ) -> Batch:
+        if augmentation is not None:
+            raise ValueError("augmentation was given, but these samples are used as stored")
+        flat = self.targets.flatten(1)
+        targets = flat[rows] if chosen is None else flat[rows[:, None], chosen]
+        return self._assemble(rows, chosen, self.observed_values[rows], targets)
+
+    def _assemble(
+        self,
+        rows: Tensor,
+        chosen: Tensor | None,
+        values: Float[Tensor, "b o"],
+        targets: Float[Tensor, "b k"],
+    ) -> Batch:
+        queries = self.queries if chosen is None else self.queries[chosen]
+        observations = Observations(
+            self.observed_positions.expand(len(rows), -1, -1),
+            values[..., None],
+            None if self.condition is None else self.condition[rows],
+        )
+        return Batch(observations, queries.expand(len(rows), -1, -1), targets[..., None])
+
+    def on_grid(self, counts: tuple[int, ...]) -> Self:
+        """The same samples at a rounded-linspace subset of the original grid."""
+        if len(counts) != len(self.grid):
+            raise ValueError(f"counts must give one number for each of {len(self.grid)} axes")
+        wanted = tuple(map(subset_indices, self.grid, counts))
+        targets = self.targets
+        for axis, (indices, held) in enumerate(zip(wanted, self.held, strict=True)):
+            indices = indices.to(self.device)
+            where = torch.searchsorted(held, indices).clamp(max=len(held) - 1)
+            if not torch.equal(held[where], indices):
+                raise ValueError(
+                    f"these samples hold {self.grid_shape} points of the {self.grid} grid, "
+                    f"which do not contain the {counts} grid"
+                )
+            targets = targets.index_select(axis + 1, where)
+        return self._with(wanted, targets)
+
+    def conditions(self) -> Float[Tensor, "n c"]:
+        return self.targets.new_empty(len(self), 0) if self.condition is None else self.condition
+
+    def statistics(self) -> Statistics:
+        return Statistics(*scalar_moments(self.observed_values), *scalar_moments(self.targets))
+
+
+class BurgersSamples(GridSamples):
+    """Burgers: inputs and targets are the same quantity and share one mean and deviation."""
+
+    def statistics(self) -> Statistics:
+        subset = self
+        if self.grid_shape == self.grid:
+            subset = self.on_grid(tuple(min(STATISTICS_GRID, size) for size in self.grid))
+        mean, deviation = scalar_moments(subset.targets)
+        return Statistics(mean, deviation, mean, deviation)

@@ -1,0 +1,197 @@
+"""A few test samples seen closely: all that the figures draw, saved beside the result rows.
+
+Enters: a model and a test split. Leaves: `Fields`, NumPy arrays of reference and prediction
+(thinned for pictures, and in full along a few profiles) with the anchors, as one compressed .npz
+file that is read without unpickling anything. The samples are chosen before the model is asked.
+"""
+
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from fst.data.errors import DataError, reading, writing
+from fst.data.samples import GridSamples
+from fst.data.splits import TestSplit
+from fst.data.views import subset_indices
+from fst.evaluation.protocol import (
+    EvaluationSettings,
+    batch_draws,
+    measuring,
+    row_batches,
+    views_of,
+)
+from fst.evaluation.rows import Origin
+from fst.field import Field
+from fst.metrics import relative_l2
+from fst.operators import Operator, Output
+from fst.pretrained import write_atomically
+
+# Pictures need no more points than this on either axis.
+PICTURE = (101, 256)
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Samples n on two axes, in the units of the axes; `groups` is empty where there are none.
+
+    `truth` and `prediction` lie on `first` × `second`; the profiles run along `along` at the
+    places `cuts` of the first axis. Models without anchors have zero of them.
+    """
+
+    model: Shaped[Array, ""]
+    axis_names: Shaped[Array, " 2"]
+    axis_ends: Float[Array, " 2"]
+    rows: Int[Array, " n"]
+    groups: Shaped[Array, " g"]
+    errors: Float[Array, " n"]
+    first: Float[Array, " i"]
+    second: Float[Array, " j"]
+    truth: Float[Array, "n i j"]
+    prediction: Float[Array, "n i j"]
+    cuts: Float[Array, " p"]
+    along: Float[Array, " k"]
+    profile_truth: Float[Array, "n p k"]
+    profile_prediction: Float[Array, "n p k"]
+    anchors: Float[Array, "n m 2"]
+    length_scales: Float[Array, "n m 2"]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def title(self, sample: int) -> str:
+        """What identifies a sample in a figure."""
+        group = f", ν = {self.groups[sample]}" if len(self.groups) else ""
+        return f"test sample {self.rows[sample]}{group}"
+
+
+def choose_rows(test: TestSplit, count: int) -> list[int]:
+    """The first sample of each group in turn, then the second of each: decided without a model."""
+    if test.groups is None:
+        return list(range(min(count, len(test.samples))))
+    seen: dict[str, int] = {}
+    turns = []
+    for row, group in enumerate(test.groups):
+        seen[group] = seen.get(group, 0) + 1
+        turns.append((seen[group], row))
+    return sorted(row for _, row in sorted(turns)[:count])
+
+
+def sample_fields(
+    model: Operator, test: TestSplit, settings: EvaluationSettings, origin: Origin
+) -> Fields | None:
+    """The chosen samples on the last test grid, predicted as they are scored.
+
+    None where there is nothing to draw: points that form no grid, or no sample asked for.
+    """
+    samples = views_of(test, settings)[-1]
+    wanted = choose_rows(test, settings.view.samples)
+    if not isinstance(samples, GridSamples) or len(samples.grid) != 2 or not wanted:
+        return None
+    with measuring(model):
+        parts = list(_predictions(model, samples, settings, wanted))
+    truth, prediction, errors, anchors, length_scales = (
+        torch.cat(tensors).cpu().numpy() for tensors in zip(*parts, strict=True)
+    )
+    ends = np.array(settings.view.axis_ends, np.float32)
+    first, second = (
+        held.cpu().numpy() / max(size - 1, 1) * end
+        for held, size, end in zip(samples.held, samples.grid, ends, strict=True)
+    )
+    rows, columns = (
+        subset_indices(len(axis), min(len(axis), most)).numpy()
+        for axis, most in zip((first, second), PICTURE, strict=True)
+    )
+    cut = sorted({int(np.abs(first - place).argmin()) for place in settings.view.profiles})
+    return Fields(
+        model=np.array(origin.model),
+        axis_names=np.array(settings.view.axis_names),
+        axis_ends=ends,
+        rows=np.array(wanted),
+        groups=np.array([test.groups[row] for row in wanted] if test.groups else [], np.str_),
+        errors=errors,
+        first=first[rows],
+        second=second[columns],
+        truth=truth[:, rows][:, :, columns],
+        prediction=prediction[:, rows][:, :, columns],
+        cuts=first[cut],
+        along=second,
+        profile_truth=truth[:, cut],
+        profile_prediction=prediction[:, cut],
+        anchors=anchors * ends,
+        length_scales=length_scales * ends,
+    )
+
+
+def _predictions(
+    model: Operator, samples: GridSamples, settings: EvaluationSettings, wanted: list[int]
+) -> Iterator[tuple[Tensor, ...]]:
+    """Reference, prediction, errors, anchors and length scales, batch by batch of the test."""
+    chosen = torch.tensor(wanted, device=samples.device)
+    batches = row_batches(samples, settings)
+    for rows, draws in zip(batches, batch_draws(model, settings), strict=False):
+        rows = rows[torch.isin(rows, chosen)]
+        if len(rows) == 0:
+            continue
+        batch = samples.batch(rows)
+        output = model(batch.observations, draws)
+        prediction = output(batch.queries)
+        errors = relative_l2(prediction, batch.targets)
+        shape = (len(rows), *samples.grid_shape)
+        pictures = (field[..., 0].reshape(shape) for field in (batch.targets, prediction))
+        yield (*pictures, errors, *_anchors(output, len(rows)))
+
+
+def _anchors(output: Output, count: int) -> tuple[Float[Tensor, "n m 2"], Float[Tensor, "n m 2"]]:
+    """Anchor positions and decoding length scales; none for models without anchors."""
+    if isinstance(output, Field):
+        return output.anchors.positions, output.anchors.length_scales
+    return torch.zeros(count, 0, 2), torch.zeros(count, 0, 2)
+
+
+def save_fields(path: Path, saved: Fields) -> None:
+    """Replace the file by these fields, whole or not at all."""
+    buffer = io.BytesIO()
+    arrays = {each.name: getattr(saved, each.name) for each in fields(saved)}
+    np.savez_compressed(buffer, **arrays)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, buffer.getvalue())
+
+
+def load_fields(path: Path) -> Fields:
+    """The fields of a file, their shapes checked against each other."""
+    names = [each.name for each in fields(Fields)]
+    with reading(path, "saved fields (.npz)"):
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in names}
+        except (ValueError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(f"{path}: is no file of saved fields: {error}") from None
+    saved = Fields(**arrays)
+    samples, picture = len(saved), (len(saved.first), len(saved.second))
+    profile, anchors = (len(saved.cuts), len(saved.along)), saved.anchors.shape[1:]
+    expected = {
+        "truth": picture,
+        "prediction": picture,
+        "profile_truth": profile,
+        "profile_prediction": profile,
+        "anchors": anchors,
+        "length_scales": anchors,
+        "errors": (),
+    }
+    for name, shape in expected.items():
+        if arrays[name].shape != (samples, *shape):
+            raise DataError(
+                f"{path}: {name} must have shape {(samples, *shape)}, got {arrays[name].shape}"
+            )
+    return saved

@@ -1,0 +1,148 @@
+"""A page of text, tables and figures: one self-contained HTML file, and the same in Markdown.
+
+The HTML carries its images inside itself and asks nothing of a network; the Markdown points to
+the image files beside it. All text is escaped.
+"""
+
+import base64
+import html
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from matplotlib.figure import Figure
+
+from fst.data.errors import writing
+from fst.evaluation.tables import Table
+from fst.pretrained import write_atomically
+
+HTML, MARKDOWN, IMAGES = "index.html", "report.md", "figures"
+DOTS_PER_INCH = 150
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with the name of its file (without ending) and what it shows, in words."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with paragraphs, tables and pictures, in that order."""
+
+    heading: str
+    paragraphs: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    title: str
+    paragraphs: tuple[str, ...]
+    sections: tuple[Section, ...]
+
+
+def write_page(page: Page, folder: Path) -> Path:
+    """Write the page into a folder, which is made if missing; returns the HTML file."""
+    names = [picture.name for section in page.sections for picture in section.pictures]
+    if len(set(names)) < len(names):
+        raise ValueError(f"pictures must have different names, got {', '.join(sorted(names))}")
+    images = {
+        picture.name: png(picture.figure)
+        for section in page.sections
+        for picture in section.pictures
+    }
+    with writing(folder):
+        (folder / IMAGES).mkdir(parents=True, exist_ok=True)
+        for name, data in images.items():
+            write_atomically(folder / IMAGES / f"{name}.png", data)
+        write_atomically(folder / MARKDOWN, markdown_page(page).encode())
+        write_atomically(folder / HTML, html_page(page, images).encode())
+    return folder / HTML
+
+
+def png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    # Without the version of the library, the same figure is the same file.
+    figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def markdown_page(page: Page) -> str:
+    parts = [f"# {page.title}\n", *(f"{text}\n" for text in page.paragraphs)]
+    for section in page.sections:
+        parts += [f"## {section.heading}\n", *(f"{text}\n" for text in section.paragraphs)]
+        for table in section.tables:
+            parts.append(f"**{table.title}**\n\n{table.markdown()}")
+        for picture in section.pictures:
+            alt = picture.caption.replace("[", "(").replace("]", ")")
+            parts.append(f"![{alt}]({IMAGES}/{picture.name}.png)\n\n*{picture.caption}*\n")
+    return "\n".join(parts)
+
+
+def html_page(page: Page, images: dict[str, bytes]) -> str:
+    sections = "\n".join(_html_section(section, images) for section in page.sections)
+    return _PAGE.substitute(
+        title=html.escape(page.title), intro=_html_paragraphs(page.paragraphs), sections=sections
+    )
+
+
+def _html_section(section: Section, images: dict[str, bytes]) -> str:
+    tables = "".join(f'<div class="wide">{table.html()}</div>' for table in section.tables)
+    pictures = "".join(_html_picture(picture, images[picture.name]) for picture in section.pictures)
+    heading = html.escape(section.heading)
+    body = _html_paragraphs(section.paragraphs) + tables + pictures
+    return f"<section>\n<h2>{heading}</h2>\n{body}</section>"
+
+
+def _html_picture(picture: Picture, data: bytes) -> str:
+    caption = html.escape(picture.caption)
+    encoded = base64.b64encode(data).decode()
+    width = round(picture.figure.get_figwidth() * 96)
+    image = f'<img alt="{caption}" style="width:{width}px" src="data:image/png;base64,{encoded}">'
+    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>\n"
+
+
+def _html_paragraphs(paragraphs: tuple[str, ...]) -> str:
+    return "".join(f"<p>{html.escape(text)}</p>\n" for text in paragraphs)
+
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
+       max-width: 64rem; margin: 2rem auto; padding: 0 1.25rem; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 1rem; }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 0.75rem; padding-top: 0.75rem;
+     border-top: 1px solid #d9d9d9; }
+p { max-width: 46rem; margin: 0.5rem 0; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; margin: 1rem 0; font-size: 0.9rem;
+        font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; padding-bottom: 0.4rem; }
+th, td { text-align: left; padding: 0.25rem 0.9rem 0.25rem 0; vertical-align: top; }
+th { border-bottom: 1.5px solid #1a1a1a; font-weight: 600; }
+td { border-bottom: 1px solid #ececec; }
+.number { text-align: right; }
+figure { margin: 1.5rem 0; }
+img { max-width: 100%; height: auto; display: block; }
+figcaption { color: #444; font-size: 0.9rem; margin-top: 0.4rem; max-width: 46rem; }
+</style>
+</head>
+<body>
+<h1>$title</h1>
+$intro
+$sections
+</body>
+</html>
+""")

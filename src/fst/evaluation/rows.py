@@ -1,0 +1,162 @@
+"""Result rows: one test error of one model on one test grid, and where it came from.
+
+A run's rows are one JSON file, a list with one row a line. Everything a table shows is in the
+rows; the mean and the group means are checked against the per-sample errors when rows are read.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fst.data.errors import DataError, reading, writing
+from fst.pretrained import from_json, to_json, write_atomically
+
+# Significant digits that give a float32 back exactly.
+DIGITS = 9
+
+
+@dataclass(frozen=True)
+class TrainingCost:
+    """What the weights cost to train."""
+
+    steps: int
+    seconds: float
+    steps_per_second: float
+    device: str
+    selected_step: int | None = None
+    peak_memory_gib: float | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a scored model came from; `run` is the name of its folder."""
+
+    run: str
+    recipe: str
+    task: str
+    model: str
+    seed: int | None = None
+    git_hash: str | None = None
+    training: TrainingCost | None = None
+
+
+@dataclass(frozen=True)
+class GroupError:
+    """The mean error of one group of test samples, such as one viscosity."""
+
+    name: str
+    samples: int
+    error: float
+    paper_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One error: `error` is the mean of `errors`, which follow the order of the test split.
+
+    `grid` is None where the test points form no grid. `neighbors` is None where every anchor
+    takes part in decoding. `protocol` identifies the weights and the settings of the evaluation.
+    """
+
+    run: str
+    recipe: str
+    task: str
+    model: str
+    seed: int | None
+    git_hash: str | None
+    parameters: int
+    split: str
+    grid: tuple[int, ...] | None
+    neighbors: int | None
+    samples: int
+    error: float
+    paper_error: float | None
+    errors: tuple[float, ...]
+    groups: tuple[GroupError, ...]
+    protocol: str
+    fst_version: str
+    torch_version: str
+    device: str
+    training: TrainingCost | None
+
+
+def check(row: Row) -> None:
+    """Raise unless the means are those of the per-sample errors: rows may be edited by hand."""
+    if row.samples != len(row.errors) or not row.errors:
+        raise ValueError(f"samples is {row.samples}, but errors holds {len(row.errors)}")
+    if not all(math.isfinite(error) and error >= 0 for error in row.errors):
+        raise ValueError("errors must be finite and not negative")
+    _check_mean("errors", mean(row.errors), row)
+    if row.groups:
+        if sum(group.samples for group in row.groups) != row.samples:
+            raise ValueError(f"groups must hold all {row.samples} samples between them")
+        total = math.fsum(group.samples * group.error for group in row.groups)
+        _check_mean("groups", total / row.samples, row)
+
+
+def _check_mean(name: str, found: float, row: Row) -> None:
+    if not math.isclose(row.error, found, rel_tol=1e-6, abs_tol=1e-12):
+        raise ValueError(f"error is {row.error}, but the mean of {name} is {found}")
+
+
+def mean(errors: Sequence[float]) -> float:
+    return math.fsum(errors) / len(errors)
+
+
+def shortened(value: float) -> float:
+    """The number with the digits a float32 has: rows stay readable and lose nothing."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def group_errors(
+    errors: Sequence[float], groups: Sequence[str] | None, paper: dict[str, float]
+) -> tuple[GroupError, ...]:
+    """Means over the samples of each group, in the order in which the groups appear."""
+    if groups is None:
+        return ()
+    named = {_same(name): error for name, error in paper.items()}
+    members: dict[str, list[float]] = {}
+    for error, name in zip(errors, groups, strict=True):
+        members.setdefault(name, []).append(error)
+    return tuple(
+        GroupError(name, len(those), mean(those), named.get(_same(name)))
+        for name, those in members.items()
+    )
+
+
+def _same(name: str) -> str:
+    """A group that is a number is the same group however the number is written: 1, 1.0."""
+    try:
+        return f"{float(name):g}"
+    except ValueError:
+        return name
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Replace the file by these rows, whole or not at all."""
+    for row in rows:
+        check(row)
+    lines = ",\n".join(json.dumps(to_json(row), allow_nan=False) for row in rows)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, f"[\n{lines}\n]\n".encode())
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file, checked field by field."""
+    with reading(path, "result rows (JSON)"):
+        text = path.read_bytes()
+    try:
+        data = json.loads(text)
+        if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
+            raise ValueError("expected a list of JSON objects")
+        rows = [from_json(item, Row, f"row {index}") for index, item in enumerate(data)]
+        for row in rows:
+            check(row)
+    except ValueError as error:
+        raise DataError(f"{path}: does not hold result rows: {error}") from None
+    if not rows:
+        raise DataError(f"{path}: holds no result rows")
+    return rows

@@ -1,0 +1,128 @@
+"""What a run folder says about itself: its origin for result rows, its curves and its results.
+
+Everything is read as JSON or NumPy arrays; no model is loaded here.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fst.data.errors import DataError, reading
+from fst.evaluation.fields import Fields, load_fields
+from fst.evaluation.once import FIELDS, ROWS
+from fst.evaluation.rows import Origin, Row, TrainingCost, read_rows
+
+RESULTS = "results"
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The course of a training run: (step, value) pairs, possibly none."""
+
+    loss: tuple[tuple[int, float], ...] = ()
+    validation: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A scored run, as the report needs it."""
+
+    name: str
+    rows: tuple[Row, ...]
+    fields: Fields | None
+    curves: Curves
+
+
+def read_run(folder: Path) -> Run:
+    """The rows, fields and curves of a run that `fst evaluate` has scored."""
+    results = folder / RESULTS
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such run folder")
+    if not (results / ROWS).is_file():
+        raise DataError(f"{folder}: has no results yet; score it with: fst evaluate {folder}")
+    saved = results / FIELDS
+    return Run(
+        folder.resolve().name,
+        tuple(read_rows(results / ROWS)),
+        load_fields(saved) if saved.is_file() else None,
+        read_curves(folder / "metrics.jsonl"),
+    )
+
+
+def read_curves(path: Path) -> Curves:
+    """Loss and validation error by step. Lines that a killed writer left unfinished are skipped."""
+    loss, validation = [], []
+    if not path.is_file():
+        return Curves()
+    with reading(path, "metrics as JSON lines"):
+        lines = path.read_text(errors="replace").splitlines()
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            if entry["kind"] == "training":
+                loss.append((int(entry["step"]), float(entry["loss"])))
+            elif entry["kind"] == "validation":
+                validation.append((int(entry["step"]), float(entry["error"])))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return Curves(tuple(loss), tuple(validation))
+
+
+def read_origin(
+    folder: Path, *, recipe: str, task: str, model: str, seed: int | None = None
+) -> Origin:
+    """Where a run's weights came from; what its folder does not say is None."""
+    environment = _read_json(folder / "environment.json")
+    return Origin(
+        run=folder.resolve().name,
+        recipe=recipe,
+        task=task,
+        model=model,
+        seed=seed,
+        git_hash=_git_hash(environment.get("git")),
+        training=_cost(_read_json(folder / "summary.json"), environment.get("hardware") or {}),
+    )
+
+
+def _cost(summary: dict[str, Any], hardware: dict[str, Any]) -> TrainingCost | None:
+    if "steps" not in summary:
+        return None
+    return TrainingCost(
+        steps=summary["steps"],
+        seconds=summary["seconds"],
+        steps_per_second=summary["steps_per_second"],
+        device=_device(hardware),
+        selected_step=summary.get("selected_step"),
+        peak_memory_gib=summary.get("peak_memory_gib"),
+    )
+
+
+def _device(hardware: dict[str, Any]) -> str:
+    """The hardware in a few words; a GPU that was there but not used cannot be told apart."""
+    processes = hardware.get("processes", 1)
+    if hardware.get("gpus"):
+        name = hardware["gpus"][0]["name"]
+        return name if processes == 1 else f"{processes} × {name}"
+    threads = hardware.get("threads")
+    unit = "thread" if threads == 1 else "threads"
+    return f"CPU {hardware.get('machine', '')}, {threads} {unit}"
+
+
+def _git_hash(state: dict[str, Any] | None) -> str | None:
+    if not state or not state.get("commit"):
+        return None
+    return f"{state['commit']}{' (modified)' if state.get('modified') else ''}"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    with reading(path, "a JSON object"):
+        try:
+            values = json.loads(path.read_text())
+        except ValueError as error:
+            raise DataError(f"{path}: is damaged: {error}") from None
+    if not isinstance(values, dict):
+        raise DataError(f"{path}: expected a JSON object, got {type(values).__name__}")
+    return values

@@ -1,0 +1,57 @@
+"""Every recipe by its name. A recipe is a function that returns a complete run description."""
+
+import difflib
+from collections.abc import Callable
+
+from fst.operators import Operator
+from fst.recipes import ablation, burgers_all, burgers_single, darcy, demo, fast, own
+from fst.recipes.recipe import Recipe, build_model
+
+_FUNCTIONS: list[Callable[[], Recipe]] = [
+    burgers_single.fst,
+    burgers_single.fno,
+    burgers_single.perceiver_io,
+    burgers_single.transolver,
+    burgers_single.deeponet,
+    burgers_all.fst,
+    burgers_all.fno,
+    burgers_all.perceiver_io,
+    darcy.fst,
+    darcy.fno,
+    darcy.perceiver_io,
+    darcy.transolver,
+    darcy.deeponet,
+    *ablation.recipes(),
+    demo.burgers,
+    own.fst,
+    fast.burgers_single_fst,
+    fast.burgers_all_fst,
+    fast.darcy_fst,
+]
+RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _FUNCTIONS}
+
+
+class UnknownRecipeError(ValueError):
+    """No recipe has this name; the message offers the nearest."""
+
+
+def find(name: str) -> Recipe:
+    """The recipe of this name."""
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UnknownRecipeError(
+            f"unknown recipe {name!r}: {hint}`fst recipes` lists all {len(RECIPES)}"
+        )
+    return RECIPES[name]()
+
+
+def describe(name: str) -> str:
+    """The recipe's docstring: what it is, its command, its cost and the paper's score."""
+    make = RECIPES[name]
+    return (getattr(make, "func", make).__doc__ or "").strip()
+
+
+def build(name: str) -> Operator:
+    """The untrained model of a recipe, on the CPU in float32."""
+    return build_model(find(name).model)

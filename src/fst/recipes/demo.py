@@ -1,0 +1,56 @@
+"""A small Burgers problem for a laptop: what `make demo` runs."""
+
+from fst.config import FunctionSpaceConfig
+from fst.data import BurgersData
+from fst.evaluation.protocol import EvaluationSettings
+from fst.recipes.recipe import Recipe
+from fst.training.schedules import WarmupCosine
+from fst.training.settings import TrainingSettings
+
+
+def burgers() -> Recipe:
+    """A small FST on small Burgers solutions, ν = 0.1.
+
+    Command: fst demo --out runs/demo, or fst train demo/burgers --out runs/demo
+    Cost: under five minutes on two CPU cores, data included.
+    """
+    return Recipe(
+        name="demo/burgers",
+        task="demo",
+        model_name="FST",
+        model=FunctionSpaceConfig(
+            width=64,
+            heads=4,
+            fourier_bands=16,
+            rows=(12,),
+            anchors_per_row=16,
+            predictor_width=48,
+            predictor_blocks=1,
+            refinement_steps=2,
+            points_from_anchors=64,
+            points_from_sobol=64,
+        ),
+        data=BurgersData(
+            viscosities=(0.1,),
+            training=256,
+            validation=16,
+            test=32,
+            points=128,
+            times=41,
+            supervision_grid=None,
+            validation_grid=(41, 128),
+        ),
+        training=TrainingSettings(
+            schedule=WarmupCosine(warmup=100, maximum=2_000),
+            batch_size=16,
+            queries=256,
+            learning_rate=2e-3,
+            precision="fp32",
+            validate_every=250,
+            checkpoint_every=500,
+            log_every=10,
+            augment=True,
+        ),
+        evaluation=EvaluationSettings(grids=((41, 128),)),
+        data_folder="demo",
+    )

@@ -1,0 +1,80 @@
+"""A recipe: everything that decides a run, as one immutable object that survives JSON.
+
+Model, data, training and evaluation each keep their own settings; a recipe puts four of them
+together under a name, with what the paper reports beside it.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cattrs.strategies import configure_tagged_union
+
+from fst import baselines
+from fst.baselines import (
+    DeepONetConfig,
+    FNOConfig,
+    GridTransolverConfig,
+    PerceiverIOConfig,
+    TransolverConfig,
+)
+from fst.config import FunctionSpaceConfig
+from fst.data import BurgersData, DarcyData, PointData
+from fst.evaluation.protocol import EvaluationSettings
+from fst.model import build
+from fst.operators import Operator
+from fst.pretrained import converter, from_json, to_json
+from fst.training.schedules import Plateau, Stages, WarmupCosine
+from fst.training.settings import TrainingSettings
+
+ModelConfig = (
+    FunctionSpaceConfig
+    | FNOConfig
+    | PerceiverIOConfig
+    | TransolverConfig
+    | GridTransolverConfig
+    | DeepONetConfig
+)
+DataSource = BurgersData | DarcyData | PointData
+
+for union in (ModelConfig, DataSource, Stages | Plateau | WarmupCosine):
+    configure_tagged_union(union, converter, tag_name="kind")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A complete run description."""
+
+    name: str
+    task: str
+    model_name: str
+    model: ModelConfig
+    data: DataSource
+    training: TrainingSettings
+    evaluation: EvaluationSettings
+    data_folder: str = "burgers"
+    """Where the data lie under ./data unless --data says otherwise."""
+    standardization: tuple[float, float] | None = None
+    """Mean and deviation of all values; None takes them from the training targets."""
+    paper_parameters: int | None = None
+    paper_error: float | None = None
+    """Test relative L2 on the full grid, as the paper reports it."""
+
+    def derive(self, name: str, **changes: Any) -> "Recipe":
+        """A variant. What the paper reports does not carry over unless it is given anew."""
+        fresh = {"paper_parameters": None, "paper_error": None}
+        return replace(self, name=name, **{**fresh, **changes})
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+def recipe_from_json(data: object, source: str) -> Recipe:
+    """A stored recipe; `source` names the file in errors."""
+    return from_json(data, Recipe, source)
+
+
+def build_model(config: ModelConfig) -> Operator:
+    """The untrained model a configuration describes, on the CPU in float32."""
+    if isinstance(config, FunctionSpaceConfig):
+        return build(config)
+    return baselines.build(config)

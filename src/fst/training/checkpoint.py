@@ -1,0 +1,194 @@
+"""Checkpoints on disk: complete or absent, and verified before use. Nothing is ever unpickled.
+
+A checkpoint is a folder of files with a `manifest.json` that gives each file's size and SHA-256.
+It is written under a temporary name, synced to the disk, and renamed; a killed writer leaves only
+a temporary folder, which the next writer removes. What the file system damages afterwards is found
+by the manifest when the checkpoint is read.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from fst.training.errors import CheckpointError
+
+MANIFEST, WEIGHTS, TENSORS, VALUES = (
+    "manifest.json",
+    "model.safetensors",
+    "state.safetensors",
+    "state.json",
+)
+_FOLDER = re.compile(r"step-(\d+)")
+_TEMPORARY = ".partial-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything a run needs to go on: weights, other tensors, and plain JSON values."""
+
+    weights: dict[str, Tensor]
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+
+def save(checkpoint: Checkpoint, parent: Path, step: int, recipe: dict[str, Any]) -> Path:
+    """Write a checkpoint as `parent/step-<step>`, the recipe beside its weights."""
+    files = {
+        WEIGHTS: _pack(checkpoint.weights),
+        TENSORS: _pack(checkpoint.tensors),
+        VALUES: _json(checkpoint.values),
+        "recipe.json": _json(recipe),
+    }
+    target = parent / f"step-{step:08d}"
+    parent.mkdir(exist_ok=True)
+    clean(parent)
+    partial = parent / f"{_TEMPORARY}{target.name}"
+    partial.mkdir()
+    try:
+        for name, data in files.items():
+            _write(partial / name, data)
+        entries = {
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in files.items()
+        }
+        _write(partial / MANIFEST, _json({"format": 1, "step": step, "files": entries}))
+        _sync_folder(partial)
+    except OSError:
+        # A full disk must not stay full of what is of no use.
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if target.exists():  # of a run that was resumed from an earlier step, or damaged
+        target.rename(parent / f"{_TEMPORARY}replaced-{target.name}")
+    partial.rename(target)
+    _sync_folder(parent)
+    clean(parent)
+    return target
+
+
+def load(folder: Path) -> Checkpoint:
+    """Read and verify a checkpoint; the error for a damaged one offers the newest good one."""
+    try:
+        files = _verified(folder)
+        weights, tensors = (_unpack(folder / name, files[name]) for name in (WEIGHTS, TENSORS))
+        return Checkpoint(weights, tensors, json.loads(files[VALUES]))
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. {_offer(folder)}") from None
+
+
+def available(parent: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first; whether they are whole is not looked at."""
+    if not parent.is_dir():
+        return []
+    found = [path for path in parent.iterdir() if _FOLDER.fullmatch(path.name)]
+    return sorted(found, key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """The step in a checkpoint's name."""
+    match = _FOLDER.fullmatch(folder.name)
+    if match is None:
+        raise CheckpointError(f"{folder}: not a checkpoint; they are named step-<number>")
+    return int(match[1])
+
+
+def prune(parent: Path, keep: int, step: int) -> None:
+    """Remove all but the newest `keep` up to `step`, and those a resumed run has left behind."""
+    folders = available(parent)
+    current = [folder for folder in folders if step_of(folder) <= step]
+    for folder in folders:
+        if folder not in current[-keep:]:
+            # Renamed first: a half-removed folder must not look like a checkpoint.
+            doomed = parent / f"{_TEMPORARY}removed-{folder.name}"
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def clean(parent: Path) -> None:
+    """Remove what a killed writer left."""
+    for path in parent.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(path)
+
+
+def _verified(folder: Path) -> dict[str, bytes]:
+    """The files of a checkpoint, each compared with the manifest."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: there is no such checkpoint")
+    try:
+        entries = json.loads((folder / MANIFEST).read_bytes())["files"]
+        expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries.items()}
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: {MANIFEST} is missing") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{folder}: {MANIFEST} is damaged") from None
+    missing = {WEIGHTS, TENSORS, VALUES} - expected.keys()
+    if missing:
+        raise CheckpointError(f"{folder}: {MANIFEST} does not list {', '.join(sorted(missing))}")
+    files = {}
+    for name, (size, digest) in expected.items():
+        try:
+            data = (folder / name).read_bytes()
+        except OSError as error:
+            reason = error.strerror or error
+            raise CheckpointError(f"{folder}: {name} cannot be read ({reason})") from None
+        if len(data) != size:
+            raise CheckpointError(f"{folder}: {name} has {len(data)} bytes, expected {size}")
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise CheckpointError(f"{folder}: {name} is damaged (its SHA-256 differs)")
+        files[name] = data
+    return files
+
+
+def _offer(folder: Path) -> str:
+    """The newest other checkpoint that reads as whole, earlier ones first."""
+    others = [path for path in available(folder.parent) if path != folder]
+    earlier = [path for path in others if folder.name > path.name]
+    for path in (*reversed(earlier), *(path for path in others if path not in earlier)):
+        try:
+            _verified(path)
+        except CheckpointError:
+            continue
+        run = folder.parent.parent
+        return f"{path.name} is good: fst train --resume {run} --checkpoint {path.name}"
+    return "There is no other good checkpoint; start the run anew in another folder"
+
+
+def _pack(tensors: dict[str, Tensor]) -> bytes:
+    return safetensors.torch.save(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    )
+
+
+def _unpack(path: Path, data: bytes) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(data)
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path.parent}: {path.name} is no safetensors file") from error
+
+
+def _json(values: dict[str, Any]) -> bytes:
+    return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames and new names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,50 @@
+"""What can end a training run early, each with a message that says what to do next."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class TrainingError(RuntimeError):
+    """Training cannot start or go on; the message is one clear line for the user."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint is missing, damaged or belongs to another model."""
+
+
+class NonFiniteError(TrainingError):
+    """A loss, gradient or validation error is NaN or infinite."""
+
+    def __init__(self, message: str, step: int, rows: list[int]) -> None:
+        super().__init__(message)
+        self.step = step
+        self.rows = rows
+
+
+class Interrupted(Exception):  # noqa: N818  (not a fault: the run was saved and can go on)
+    """Ctrl-C or a termination signal: the step was finished and a checkpoint saved."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        super().__init__(
+            f"interrupted after step {step:,}; the run is saved. "
+            f"Resume with: fst train --resume {folder}"
+        )
+        self.folder = folder
+        self.step = step
+
+
+@contextmanager
+def clear_file_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk, a read-only folder or a failing disk into one clear `TrainingError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = f"no space left on the disk of {path}"
+        elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            reason = f"{path} is read-only, or not yours to write in"
+        else:
+            reason = f"cannot write to {path} ({error.strerror or error})"
+        raise TrainingError(reason) from error

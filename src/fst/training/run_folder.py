@@ -1,0 +1,130 @@
+"""A run's folder, which explains itself.
+
+    recipe.json        the resolved recipe
+    environment.json   versions, git state, hardware and command line of every start
+    metrics.jsonl      one JSON object a line: training and validation
+    checkpoints/       the newest few, each complete; what resuming needs
+    best/              the weights with the lowest validation error, for `from_pretrained`
+    tensorboard/       the same numbers as metrics.jsonl
+    summary.json       written when training ends
+
+With several processes only the main one writes; the others hold the same paths.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from fst.operators import Operator
+from fst.pretrained import write_atomically
+from fst.training import checkpoint, environment
+from fst.training.errors import CheckpointError, TrainingError, clear_file_errors
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths and whole-file writes of one run; `resume_from` is the checkpoint to go on from."""
+
+    path: Path
+    recipe: dict[str, Any]
+    resume_from: Path | None = None
+
+    @classmethod
+    def create(cls, path: Path | str, recipe: dict[str, Any]) -> Self:
+        """A new run. A folder that holds anything is left alone and is an error."""
+        folder = cls(Path(path), recipe)
+        if os.environ.get("RANK", "0") != "0":  # as torchrun and accelerate number processes
+            return folder
+        with clear_file_errors(folder.path):
+            if folder.path.is_dir() and any(folder.path.iterdir()):
+                raise TrainingError(
+                    f"{path} already holds files, and nothing is overwritten; choose another "
+                    f"folder, or continue a run with: fst train --resume {path}"
+                )
+            folder.path.mkdir(parents=True, exist_ok=True)
+            folder.write_json("recipe.json", recipe)
+            folder.write_json("environment.json", environment.describe() | {"resumed": []})
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path | str, checkpoint_name: str | None = None) -> Self:
+        """An existing run at its newest checkpoint, or at the one named.
+
+        A damaged checkpoint is never skipped silently: reading it fails with an error that names
+        the newest good one, and `checkpoint_name` selects that.
+        """
+        path = Path(path)
+        try:
+            recipe = json.loads((path / "recipe.json").read_text())
+        except OSError:
+            raise TrainingError(f"{path} is no run folder: recipe.json cannot be read") from None
+        except ValueError:
+            raise TrainingError(f"{path / 'recipe.json'} is damaged: no JSON") from None
+        folder = cls(path, recipe)
+        found = checkpoint.available(folder.checkpoints)
+        if checkpoint_name is not None:
+            names = ", ".join(each.name for each in found) or "none"
+            if checkpoint_name not in [each.name for each in found]:
+                raise CheckpointError(
+                    f"{path} has no checkpoint {checkpoint_name!r}; there are: {names}"
+                )
+            return cls(path, recipe, folder.checkpoints / checkpoint_name)
+        # A run killed before its first checkpoint starts again from the beginning.
+        return cls(path, recipe, found[-1] if found else None)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    def save_best(self, model: Operator) -> None:
+        """Replace the best weights; a reader sees the old or the new ones, never a part."""
+        with clear_file_errors(self.best):
+            model.save_pretrained(self.best)
+            write_atomically(self.best / "recipe.json", _json(self.recipe))
+
+    def save_checkpoint(self, state: checkpoint.Checkpoint, step: int, keep: int) -> None:
+        with clear_file_errors(self.checkpoints):
+            checkpoint.save(state, self.checkpoints, step, self.recipe)
+            checkpoint.prune(self.checkpoints, keep, step)
+
+    def last_checkpoint(self) -> str:
+        """In words, for an error message: only good ones are ever written."""
+        found = checkpoint.available(self.checkpoints)
+        return f"The last good checkpoint is {found[-1]}" if found else "There is no checkpoint yet"
+
+    def note_resumed(self, step: int) -> None:
+        """Add this start to environment.json, which may be another machine than the first."""
+        file = self.path / "environment.json"
+        with clear_file_errors(file):
+            try:
+                description = json.loads(file.read_text())
+            except (OSError, ValueError):
+                description = {}
+            description.setdefault("resumed", []).append({"step": step} | environment.describe())
+            self.write_json(file.name, description)
+
+    def write_json(self, name: str, values: dict[str, Any]) -> None:
+        with clear_file_errors(self.path):
+            write_atomically(self.path / name, _json(values))
+
+
+def _json(values: dict[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()

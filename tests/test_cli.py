@@ -1,0 +1,113 @@
+"""The command line as a new user meets it, mistakes included: one clear line, no traceback."""
+
+import json
+
+import pytest
+
+from fst.cli import USER_ERROR, main
+from tiny import BURGERS, MODEL, TRAINING
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    try:
+        code = main([str(word) for word in words])
+    except SystemExit as stop:  # the parser's own errors and --help
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err + captured.out
+    return code, captured.out, captured.err
+
+
+def test_help_lists_every_command(capsys):
+    for words in ([], ["--help"]):
+        code, out, _ = run(capsys, *words)
+        assert code == 0
+        for command in ("recipes", "train", "evaluate", "predict", "data", "report", "demo"):
+            assert command in out
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "report", "recipes", "demo"])
+def test_every_command_has_help(capsys, command):
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0
+    assert f"usage: fst {command}" in out
+
+
+def test_recipes_as_json(capsys):
+    code, out, _ = run(capsys, "recipes", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert code == 0
+    row = rows["burgers-single/fst"]
+    assert (row["task"], row["parameters"]) == ("burgers-single", 2_830_721)
+    assert (row["paper_parameters"], row["paper_error"]) == (2_830_721, 0.04185)
+
+
+def test_recipes_as_a_table_and_one_alone(capsys):
+    code, out, _ = run(capsys, "recipes")
+    assert code == 0
+    assert "darcy/fst" in out
+    code, out, _ = run(capsys, "recipes", "darcy/fst", "--json")
+    assert code == 0
+    assert json.loads(out)["data"]["kind"] == "DarcyData"
+
+
+def test_a_recipes_fields_are_options(capsys):
+    code, out, _ = run(capsys, "train", "burgers-single/fst", "--help")
+    assert code == 0
+    for option in ("--out", "--model.width", "--training.schedule.window", "--data.viscosities"):
+        assert option in out
+
+
+MISTAKES = {
+    "unknown recipe": (["train", "burgers/fst", "--out", "x"], "did you mean"),
+    "no recipe": (["train"], "fst train RECIPE --out DIR"),
+    "resume nothing": (["train", "--resume", "nowhere"], "no run folder"),
+    "evaluate nothing": (["evaluate", "nowhere"], "no run folder"),
+    "report nothing": (["report", "nowhere", "--out", "page"], "no such run folder"),
+    "show nothing": (["recipes", "dracy/fst"], "darcy/fst"),
+    "own without data": (["train", "own/fst", "--out", "x"], "add --data FILE"),
+    "own without a file": (["train", "own/fst", "--out", "x", "--data", "no.h5"], "no.h5"),
+    "check nothing": (["data", "check", "no.hdf5"], "no.hdf5"),
+    "device that is not there": (
+        ["train", "demo/burgers", "--out", "x", "--device", "teapot"],
+        "device must be cpu or cuda",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_clear_line(capsys, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    words, message = MISTAKES[name]
+    code, _, err = run(capsys, *words)
+    assert code == USER_ERROR
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []  # nothing was left behind
+
+
+PARSING = {
+    "wrong name": (["--training.learning-rat", "1"], "--training.learning-rate"),
+    "wrong type": (["--model.width", "wide"], "--model.width"),
+    "value that makes no sense": (["--model.heads", "7"], "must be a multiple of"),
+    "wrong choice": (["--training.optimizer", "sgd"], "adamw"),
+}
+
+
+@pytest.mark.parametrize("name", PARSING)
+def test_a_wrong_override_is_explained(capsys, name):
+    words, message = PARSING[name]
+    code, out, err = run(capsys, "train", "demo/burgers", "--out", "x", *words)
+    assert code == USER_ERROR
+    assert message in out + err
+
+
+def test_a_folder_in_use_is_left_alone(capsys, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("precious")
+    words = ["--out", tmp_path / "run", "--data", tmp_path / "data", "--device", "cpu"]
+    code, _, err = run(capsys, "train", "demo/burgers", *words, *MODEL, *TRAINING, *BURGERS)
+    assert code == USER_ERROR
+    assert "already holds files" in err
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.txt"]

@@ -1,0 +1,197 @@
+"""The report: one page of tables and figures, from rows and saved fields alone."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from evaluation_fakes import ORIGIN, SETTINGS, ConstantModel, made_row, some_model, some_test
+from fst.data.errors import DataError
+from fst.evaluation.fields import sample_fields
+from fst.evaluation.once import score_once
+from fst.evaluation.page import Page, Picture, Section, write_page
+from fst.evaluation.protocol import View, evaluate
+from fst.evaluation.report import NOTES, report
+from fst.evaluation.rows import Origin
+from fst.evaluation.runs import RESULTS, Curves, read_curves, read_origin, read_run
+from fst.evaluation.trivial import trivial_rows
+
+VOID = {"meta", "img", "link", "br"}
+
+
+class Checked(HTMLParser):
+    """Raises unless every tag that opens closes in order; keeps images and text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.images, self.links, self.text = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "img":
+            self.images.append(dict(attrs))
+        self.links += [value for name, value in attrs if name in ("href", "src")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text.append(data)
+
+
+def score(folder, model, name, **changes):
+    """A scored run, made without training and without weights on the disk."""
+    origin = Origin(**{**vars(ORIGIN), "run": folder.name, "model": name, **changes})
+    settings = replace(SETTINGS, neighbors=(1, 4), view=View(samples=2))
+    test = some_test()
+
+    def compute():
+        rows = evaluate(model, test, settings, origin, protocol=name)
+        rows += trivial_rows(test, settings, origin, protocol=name)
+        return rows, sample_fields(model, test, settings, origin)
+
+    rows = score_once(folder / RESULTS, name, compute)
+    lines = [{"kind": "training", "step": step, "loss": 1 / step} for step in (10, 20, 30)]
+    lines.append({"kind": "validation", "step": 30, "error": 0.2, "best": 0.2})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text + '{"kind": "training", "st')  # killed while writing
+    return rows
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    score(folder / "first", some_model(), "FST")
+    score(folder / "second", ConstantModel(), "FNO", recipe="burgers-single/<script>")
+    page = report([folder / "first", folder / "second"], folder / "out")
+    return folder, page
+
+
+def test_the_page_is_whole_and_carries_its_images(written):
+    _, page = written
+    text = page.read_text()
+    parsed = Checked(text)
+    # Solutions of both, shared profiles, anchors of one, local decoding, training.
+    assert len(parsed.images) == 6
+    for image in parsed.images:
+        assert image["src"].startswith("data:image/png;base64,")
+        assert len(image["alt"]) > 20
+    assert all(link.startswith("data:") for link in parsed.links)
+    assert "http" not in re.sub(r"base64,[^\"]*", "", text)
+
+
+def test_the_page_has_the_numbers_and_the_notes(written):
+    folder, page = written
+    text = " ".join(Checked(page.read_text()).text)
+    for row in read_run(folder / "first").rows:
+        if row.neighbors is None:
+            assert f"{row.error:.5f}" in text
+    for words in ("initial condition held", "NVIDIA H200", "1,200 steps", "seed 7", *NOTES):
+        assert words in text
+
+
+def test_text_from_files_is_escaped(written):
+    _, page = written
+    assert "<script" not in page.read_text()
+    assert "burgers-single/&lt;script&gt;" in page.read_text()
+
+
+def test_markdown_points_to_its_images(written):
+    _, page = written
+    text = (page.parent / "report.md").read_text()
+    links = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", text)
+    assert len(links) == 6
+    for link in links:
+        assert (page.parent / link).read_bytes().startswith(b"\x89PNG")
+    assert "| FST | first |" in text
+
+
+def test_the_report_is_the_same_twice(written):
+    folder, page = written
+    again = report([folder / "first", folder / "second"], folder / "again")
+    assert again.read_bytes() == page.read_bytes()
+
+
+def test_runs_of_one_name_and_one_run_given_twice(tmp_path):
+    for place in ("a", "b"):
+        score(tmp_path / place / "run", ConstantModel(), "FNO")
+    page = report([tmp_path / "a" / "run"] * 2 + [tmp_path / "b" / "run"], tmp_path / "out")
+    names = {path.name for path in (page.parent / "figures").iterdir()}
+    assert {"run-solutions.png", "run--2--solutions.png"} <= names
+
+
+def test_a_run_without_fields_has_tables(tmp_path):
+    rows = [made_row(run="points", grid=None, training=None)]
+    score_once(tmp_path / "points" / RESULTS, "p", lambda: (rows, None))
+    page = report([tmp_path / "points"], tmp_path / "out")
+    assert Checked(page.read_text()).images == []
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(DataError, match="no such run folder"):
+        report([tmp_path / "nowhere"], tmp_path / "out")
+    (tmp_path / "run").mkdir()
+    with pytest.raises(DataError, match="score it with: fst evaluate"):
+        report([tmp_path / "run"], tmp_path / "out")
+    with pytest.raises(ValueError, match="at least one run"):
+        report([], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_page_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / "out").write_text("a file, not a folder")
+    with pytest.raises(DataError, match="out: cannot be written"):
+        write_page(Page("title", (), ()), tmp_path / "out")
+
+
+def test_pictures_need_names_of_their_own(written):
+    folder, _ = written
+    from fst.evaluation.figures import profiles
+
+    figure = profiles([read_run(folder / "first").fields], samples=[0])
+    picture = Picture("same", "caption", figure)
+    page = Page("title", (), (Section("a", pictures=(picture, picture)),))
+    with pytest.raises(ValueError, match="different names"):
+        write_page(page, folder / "nothing")
+
+
+def test_curves_skip_what_a_killed_writer_left(written):
+    folder, _ = written
+    curves = read_curves(folder / "first" / "metrics.jsonl")
+    assert curves == Curves(((10, 0.1), (20, 0.05), (30, 1 / 30)), ((30, 0.2),))
+    assert read_curves(folder / "nothing.jsonl") == Curves()
+
+
+def test_the_origin_comes_from_the_run_folder(tmp_path):
+    words = {"recipe": "burgers-single/fst", "task": "burgers-single", "model": "FST", "seed": 3}
+    bare = read_origin(tmp_path, **words)
+    assert bare == Origin(run=tmp_path.name, **words)
+    environment = {
+        "git": {"commit": "abc", "modified": True},
+        "hardware": {"gpus": [{"name": "NVIDIA H200"}], "processes": 2},
+    }
+    summary = {
+        "steps": 10,
+        "seconds": 4.0,
+        "steps_per_second": 2.5,
+        "peak_memory_gib": 1.5,
+        "selected_step": 8,
+        "validation_error": 0.1,
+        "reason": "done",
+    }
+    (tmp_path / "environment.json").write_text(json.dumps(environment))
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    origin = read_origin(tmp_path, **words)
+    assert origin.git_hash == "abc (modified)"
+    assert origin.training.device == "2 × NVIDIA H200"
+    assert (origin.training.steps, origin.training.selected_step) == (10, 8)
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(DataError, match=r"summary\.json: is damaged"):
+        read_origin(tmp_path, **words)

@@ -1,0 +1,37 @@
+"""One of several training processes, started by torchrun: `training_ranks.py FOLDER`."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from fst.training import Interrupted
+from fst.training.trainer import Trainer
+from training_fakes import RANKS_SETTINGS, tiny_train
+
+
+def interrupted_on_one_process(path: Path) -> None:
+    """A signal that reaches one process alone stops all of them at the same step."""
+    update = Trainer.update
+
+    def signalled(trainer: Trainer) -> None:
+        if trainer.progression.step == 9 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        update(trainer)
+
+    Trainer.update = signalled  # type: ignore[method-assign]
+    try:
+        tiny_train(path, RANKS_SETTINGS)
+    except Interrupted as interruption:
+        print(f"rank {os.environ['RANK']} stopped after step {interruption.step}")
+    Trainer.update = update  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    tiny_train(folder / "two", RANKS_SETTINGS)
+    interrupted_on_one_process(folder / "interrupted")
+    tiny_train(folder / "interrupted", RANKS_SETTINGS, resume=True)
+    torch.distributed.destroy_process_group()
