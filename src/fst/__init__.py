@@ -1,5 +1,11 @@
 """The Function-Space Transformer: a neural operator with adaptive anchors."""
 
+import os
+
+# OpenMP threads that wait by spinning starve each other as soon as the machine has other work: a
+# small model then trained 70 times slower on two cores. This counts if torch is not loaded yet.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

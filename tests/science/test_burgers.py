@@ -285,11 +285,10 @@ def test_a_trajectory_does_not_depend_on_how_many_advance_together(
 ) -> None:
     initial = burgers.sample_initial(150, 64, seed=13)
     times = burgers.saved_times(6, 0.1)
-    few = burgers.solve(initial, 0.01, times)
-    monkeypatch.setattr(burgers, "_CELLS_CPU", 2**20)
-    assert torch.equal(burgers.solve(initial, 0.01, times), few)
-    monkeypatch.setattr(burgers, "_CELLS_CPU", 1)
-    assert torch.equal(burgers.solve(initial, 0.01, times), few)
+    all_together = burgers.solve(initial, 0.01, times)
+    for cells in (1, 64 * 20):
+        monkeypatch.setattr(burgers, "_CELLS_CPU", cells)
+        assert torch.equal(burgers.solve(initial, 0.01, times), all_together)
 
 
 def test_each_row_may_have_its_own_viscosity() -> None:
@@ -345,6 +344,23 @@ def test_progress_reaches_its_total() -> None:
     burgers.solve(initial, viscosities, times, progress=lambda *call: calls.append(call))
     assert calls[-1] == (15, 15)
     assert [done for done, _ in calls] == sorted({done for done, _ in calls})
+
+
+def test_the_number_of_threads_is_left_as_it_was() -> None:
+    threads = torch.get_num_threads()
+
+    def stop(done: int, total: int) -> None:
+        raise InterruptedError
+
+    torch.set_num_threads(3)
+    try:
+        burgers.solve(torch.zeros(1, 8), 0.1, seconds(0, 1))
+        assert torch.get_num_threads() == 3
+        with pytest.raises(InterruptedError):
+            burgers.solve(torch.zeros(1, 8), 0.1, seconds(0, 1), progress=stop)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_an_empty_batch_has_an_empty_solution() -> None:

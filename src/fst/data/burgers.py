@@ -14,6 +14,7 @@ leaves the cell's own by at most either neighbouring difference and the Courant 
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -122,11 +123,14 @@ def solve(
     total, done = batch * len(moments), 0
     cells = _CELLS_GPU if initial.is_cuda else _CELLS_CPU
     divided = (viscosities < THIN_SHOCKS_BELOW) & (points >= DIVIDED_FROM_CELLS)
-    for subcells, chosen in ((1, ~divided), (3, divided)):
-        rows = chosen.nonzero()[:, 0]
-        if len(rows) == 0:
-            continue
-        for part in rows.split(max(1, cells // (points * subcells))):
+    parts = [
+        (subcells, part)
+        for subcells, chosen in ((1, ~divided), (3, divided))
+        for part in chosen.nonzero()[:, 0].split(max(1, cells // (points * subcells)))
+        if len(part) > 0
+    ]
+    with _one_thread():
+        for subcells, part in parts:
             trajectory = _trajectory(values[part], viscosities[part], moments, subcells)
             for place, state in enumerate(trajectory):
                 solution[part, place] = state
@@ -134,6 +138,17 @@ def solve(
                 if progress is not None:
                     progress(done, total)
     return solution
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """On a CPU the operations are so short that sharing one costs more than it brings."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _checked(
