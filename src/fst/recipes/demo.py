@@ -2,7 +2,7 @@
 
 from fst.config import FunctionSpaceConfig
 from fst.data import BurgersData
-from fst.evaluation.protocol import EvaluationSettings
+from fst.evaluation.protocol import EvaluationSettings, View
 from fst.recipes.recipe import Recipe
 from fst.training.schedules import WarmupCosine
 from fst.training.settings import TrainingSettings
@@ -21,7 +21,7 @@ def burgers() -> Recipe:
         model=FunctionSpaceConfig(
             width=48,
             heads=4,
-            # The decay of the shortest waves needs more bands, but more bands learn later.
+            # More bands resolve shorter waves, but learn later.
             fourier_bands=8,
             rows=(12,),
             anchors_per_row=12,
@@ -38,11 +38,12 @@ def burgers() -> Recipe:
             test=32,
             points=128,
             times=41,
+            final_time=0.5,  # at this viscosity little is left to see later
             supervision_grid=None,
             validation_grid=(41, 128),
         ),
         training=TrainingSettings(
-            schedule=WarmupCosine(warmup=100, maximum=2_000),
+            schedule=WarmupCosine(warmup=100, maximum=1_800),
             batch_size=8,
             queries=256,
             learning_rate=2e-3,
@@ -53,6 +54,9 @@ def burgers() -> Recipe:
             log_every=10,
             augment=True,
         ),
-        evaluation=EvaluationSettings(grids=((41, 128),)),
+        evaluation=EvaluationSettings(
+            grids=((41, 128),),
+            view=View(axis_ends=(0.5, 1.0), profiles=(0.0, 0.05, 0.1, 0.2, 0.35, 0.5)),
+        ),
         data_folder="demo",
     )
