@@ -48,6 +48,7 @@ DAMAGE = {
     "width": lambda d: d["config"].__setitem__("width", 16.5),
     "extra fields found .surprise": lambda d: d["config"].__setitem__("surprise", 1),
     "coordinates": lambda d: d["config"].__setitem__("coordinates", "elsewhere"),
+    "not a valid FunctionSpaceConfig": lambda d: d.__setitem__("config", 5),
     "weights do not fit": lambda d: d["config"].__setitem__("width", 32),
     "not a model description": lambda d: d.pop("model"),
     "holds a 'Unknown'": lambda d: d.__setitem__("model", "Unknown"),

@@ -51,7 +51,7 @@ def from_json(data: object, kind: type[Config], source: str) -> Config:
     """A configuration from JSON values; `source` names their origin in errors."""
     try:
         return converter.structure(data, kind)
-    except (cattrs.BaseValidationError, ValueError, TypeError, KeyError) as error:
+    except (cattrs.BaseValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
         reasons = "; ".join(cattrs.transform_error(error, path=kind.__name__))
         raise PretrainedError(f"{source}: not a valid {kind.__name__}: {reasons}") from None
 

@@ -71,6 +71,26 @@ def test_chunks_do_not_matter(monkeypatch, numbers):
     torch.testing.assert_close(field(queries), whole, **close)
 
 
+def test_a_chunk_stays_small_however_many_queries(monkeypatch):
+    """The memory of decoding is that of one chunk: its size does not know of the queries."""
+    model = small_model()
+    field = model(some_observations(model, batch=1))
+    sizes = []
+    whole = fst.field.Field.decode
+
+    def recording(self, queries, neighbors=None):
+        sizes.append(queries.shape[1])
+        return whole(self, queries, neighbors)
+
+    monkeypatch.setattr(fst.field.Field, "decode", recording)
+    monkeypatch.setattr(fst.field, "CHUNK_NUMBERS", 10_000)
+    for count in (100, 1_000):
+        sizes.clear()
+        field(some_queries(model, batch=1, count=count))
+        assert max(sizes) * 4 * model.config.anchors <= 10_000
+        assert sum(sizes) == count
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 3),
