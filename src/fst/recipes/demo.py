@@ -43,7 +43,7 @@ def burgers() -> Recipe:
             validation_grid=(41, 128),
         ),
         training=TrainingSettings(
-            schedule=WarmupCosine(warmup=100, maximum=1_800),
+            schedule=WarmupCosine(warmup=100, maximum=2_000),
             batch_size=8,
             queries=256,
             learning_rate=2e-3,

@@ -57,6 +57,7 @@ def _versions() -> dict[str, str | None]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = None
+    found["torch"] = torch.__version__  # with its build, which the package metadata may leave out
     return found
 
 
