@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
          "--master-addr=127.0.0.1", f"--master-port={free_port()}",
          training_ranks.__file__, str(folder)],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"},
         capture_output=True,
         text=True,
         timeout=240,
