@@ -87,7 +87,7 @@ class Restatement:
         return x if c is None else np.concatenate([x, np.tile(c, (len(x), 1))], -1)
 
     def anchors(self, positions, values, c):
-        """Equations 9, 10 and 12: positions, refinement scales and decoding scales."""
+        """Equations 8, 9 and 10: positions, refinement scales and decoding scales."""
         config, w, name = self.config, self.w, "predict_anchors"
         inputs = self.beside(np.concatenate([self.embed(positions), values], -1), c)
         observed = mlp(w, f"{name}.tokens.observe", inputs)

@@ -59,6 +59,12 @@ def test_a_recipes_fields_are_options(capsys):
         assert option in out
 
 
+def test_the_length_of_a_line_is_kept(capsys):
+    code, out, _ = run(capsys, "recipes")
+    assert code == 0
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
 MISTAKES = {
     "unknown recipe": (["train", "burgers/fst", "--out", "x"], "did you mean"),
     "no recipe": (["train"], "fst train RECIPE --out DIR"),
@@ -68,6 +74,26 @@ MISTAKES = {
     "show nothing": (["recipes", "dracy/fst"], "darcy/fst"),
     "own without data": (["train", "own/fst", "--out", "x"], "add --data FILE"),
     "own without a file": (["train", "own/fst", "--out", "x", "--data", "no.h5"], "no.h5"),
+    "a grid that the data do not have": (
+        ["train", "demo/burgers", "--out", "x", "--evaluation.grids", "500", "500"],
+        "evaluation.grids must fit",
+    ),
+    "a seed below zero": (["data", "burgers", "--out", "x", "--seed", "-1"], "seed"),
+    "predict with nothing": (
+        [
+            "predict",
+            "x",
+            "--observations",
+            "y",
+            "--queries",
+            "3x3",
+            "--out",
+            "z.npz",
+            "--neighbors",
+            "0",
+        ],
+        "neighbors must be at least 1",
+    ),
     "check nothing": (["data", "check", "no.hdf5"], "no.hdf5"),
     "device that is not there": (
         ["train", "demo/burgers", "--out", "x", "--device", "teapot"],
@@ -87,8 +113,24 @@ def test_a_mistake_is_one_clear_line(capsys, tmp_path, monkeypatch, name):
     assert list(tmp_path.iterdir()) == []  # nothing was left behind
 
 
+def test_data_are_not_made_among_other_files(capsys, tmp_path):
+    data = tmp_path / "mine"
+    data.mkdir()
+    (data / "darcy_train_16.pt").write_bytes(b"somebody's")
+    code, _, err = run(capsys, "train", "darcy/fst", "--out", tmp_path / "run", "--data", data)
+    assert code == USER_ERROR
+    assert "holds none of the files that darcy/fst needs, such as darcy_train_128.pt" in err
+    assert [path.name for path in data.iterdir()] == ["darcy_train_16.pt"]
+    assert not (tmp_path / "run").exists()
+    file = data / "darcy_train_16.pt"
+    code, _, err = run(capsys, "train", "demo/burgers", "--out", tmp_path / "run", "--data", file)
+    assert code == USER_ERROR
+    assert "--data must be a folder" in err
+
+
 PARSING = {
     "wrong name": (["--training.learning-rat", "1"], "--training.learning-rate"),
+    "no heads": (["--model.heads", "0"], "heads must be at least 1"),
     "wrong type": (["--model.width", "wide"], "--model.width"),
     "value that makes no sense": (["--model.heads", "7"], "must be a multiple of"),
     "wrong choice": (["--training.optimizer", "sgd"], "adamw"),

@@ -280,13 +280,13 @@ class TestNothingIsOverwritten:
     def test_published_files_need_force(self, tmp_path):
         path = write_published(tmp_path)
         before = path.read_bytes()
-        with pytest.raises(DataError, match="was not made by fst; use --force"):
+        with pytest.raises(DataError, match="names no law; use --force"):
             make(BURGERS, tmp_path)
         assert path.read_bytes() == before
         fields = tmp_path / "darcy_train_16.pt"
         write_fields(fields)
         before = fields.read_bytes()
-        with pytest.raises(DataError, match="was not made by fst; use --force"):
+        with pytest.raises(DataError, match="names no law; use --force"):
             DARCY.make(fields, "train", device="cpu", console=QUIET)
         assert fields.read_bytes() == before
 

@@ -128,5 +128,7 @@ def test_other_mistakes_are_named():
         rbf_blend(points, anchors, scales, features, neighbors=2.5)
     with pytest.raises(ValueError, match="at least one anchor"):
         rbf_blend(points, anchors[:, :0], scales[:, :0], features[:, :0])
+    with pytest.raises(ValueError, match="length_scales must be positive"):
+        rbf_blend(points, anchors, 0 * scales, features)
     with pytest.raises(ValueError, match="features is on meta"):
         rbf_blend(points, anchors, scales, features.to("meta"))

@@ -69,6 +69,8 @@ def test_build_gives_a_model_on_the_cpu_in_float32():
 def test_an_unknown_name_offers_the_nearest(wrong, near):
     with pytest.raises(UnknownRecipeError, match=near):
         fst.build(wrong)
+    with pytest.raises(TypeError, match="name must be the name of a recipe, got None"):
+        fst.build(None)
     with pytest.raises(ValueError, match="fst recipes"):
         fst.build("something else entirely")
 

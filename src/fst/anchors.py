@@ -1,4 +1,4 @@
-"""Observations to anchors (paper, Appendix A.1, Equations 9, 10 and 12).
+"""Observations to anchors (paper, Appendix A.1, Equations 8, 9 and 10).
 
 Anchors stand on fixed rows: the rows are the product of evenly spaced positions on every axis but
 one, and along that one, the adaptive axis, each row's anchors keep their order while their gaps
@@ -64,7 +64,7 @@ class GapTokens(nn.Module):
 
 
 def ordered_positions(scores: Float[Tensor, "b p j"]) -> Float[Tensor, "b p j+1"]:
-    """Equations 9 and 10: scores to positive gaps that fill [0, 1], summed from the left."""
+    """Equations 8 and 9: scores to positive gaps that fill [0, 1], summed from the left."""
     gaps = 0.5 * (scores + torch.sqrt(scores.square() + 4)) + GAP_OFFSET
     positions = gaps.cumsum(dim=-1) / gaps.sum(dim=-1, keepdim=True)
     # The last anchor sits on the boundary by construction, not merely to rounding.

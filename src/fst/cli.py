@@ -21,16 +21,16 @@ from fst.commands import evaluate as evaluate_command
 from fst.commands import predict as predict_command
 from fst.commands import recipes as recipe_commands
 from fst.commands import train as train_command
-from fst.data.errors import DataError
+from fst.data import PointData
 from fst.evaluation.protocol import EvaluationError
 from fst.evaluation.report import report as write_report
-from fst.pretrained import PretrainedError
-from fst.recipes import UnknownRecipeError, find
+from fst.recipes import find
 from fst.recipes.recipe import Recipe
 from fst.training.errors import Interrupted, TrainingError
 
 USER_ERROR, INTERRUPTED = 2, 130
-ERRORS = (DataError, EvaluationError, PretrainedError, TrainingError, UnknownRecipeError)
+# Every error about what a user gave is one of these, and its message says what to do.
+ERRORS = (ValueError, TrainingError)
 
 app = SubcommandApp()
 data_app = SubcommandApp()
@@ -64,6 +64,17 @@ class TrainOptions:
     """cpu or cuda; a GPU where there is one."""
 
 
+@dataclass(frozen=True)
+class DataOption:
+    """The one option that decides what the others mean."""
+
+    data: Path | None = None
+
+
+def _without_help(arguments: Sequence[str]) -> list[str]:
+    return [word for word in arguments if word not in ("-h", "--help")]
+
+
 @app.command
 def train(
     recipe: Positional[str | None] = None,
@@ -95,7 +106,13 @@ def train(
 
 def train_recipe(name: str, arguments: Sequence[str]) -> None:
     """A new run: all fields of the recipe are options, with its values as defaults."""
-    default = TrainOptions(find(name), out=tyro.MISSING)
+    recipe = find(name)
+    if isinstance(recipe.data, PointData):
+        # Sizes come from the file, so it is read before the other options are understood.
+        named, _ = tyro.cli(DataOption, args=_without_help(arguments), return_unknown_args=True)
+        if named.data is not None:
+            recipe = train_command.fit_to_data(recipe, named.data)
+    default = TrainOptions(recipe, out=tyro.MISSING)
     options = tyro.cli(
         AvoidSubcommands[TrainOptions], default=default, args=arguments, prog=f"fst train {name}"
     )
@@ -113,6 +130,7 @@ def evaluate(
     device: str | None = None,
     again: bool = False,
     trivial: bool = False,
+    unfinished: bool = False,
 ) -> None:
     """Score a trained run on its test set and keep the rows with it.
 
@@ -122,9 +140,16 @@ def evaluate(
         device: cpu or cuda; a GPU where there is one.
         again: Score anew and replace the stored rows.
         trivial: For Burgers: also score zero, and the initial condition held in time.
+        unfinished: Score a run that was stopped before its end.
     """
     evaluate_command.evaluate(
-        run, data=data, device=device, again=again, trivial=trivial, console=console
+        run,
+        data=data,
+        device=device,
+        again=again,
+        trivial=trivial,
+        unfinished=unfinished,
+        console=console,
     )
 
 

@@ -62,6 +62,10 @@ class FunctionSpaceConfig:
             "points_from_anchors": 0,
             "points_from_sobol": 0,
             "predictor_blocks": 1,
+            "heads": 1,
+            "predictor_heads": 1,
+            "predictor_width": 1,
+            "condition_width": 1,
         }
         for name, smallest in least.items():
             if getattr(self, name) < smallest:

@@ -1,4 +1,4 @@
-"""Length scales of the anchors (paper, Equation 12): how far each one reaches along each axis.
+"""Length scales of the anchors (paper, Equation 10): how far each one reaches along each axis.
 
 Gap tokens enter; scales for refinement and for decoding leave, both (b m s), in the unit box.
 """
@@ -17,7 +17,7 @@ LARGEST_ADJUSTMENT = math.log(4)
 
 
 class AdaptiveScales(nn.Module):
-    """Equation 12: learned base scales, adjusted per axis by the input.
+    """Equation 10: learned base scales, adjusted per axis by the input.
 
     Refinement and decoding have bases of their own and share the adjustment. An anchor between
     two gaps averages their outputs; the first and last take that of their only gap.

@@ -1,4 +1,4 @@
-"""Relative L2 errors, one per solution, and the loss made of them (paper, Equation 8).
+"""Relative L2 errors, one per solution, and the loss made of them (paper, Equation 7).
 
 Sums run in float32 or better whatever the dtype of the prediction. `mask` is True at real targets.
 """

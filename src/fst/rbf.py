@@ -98,4 +98,6 @@ def rbf_blend(
     if anchors.shape[1] == 0:
         raise ValueError("anchors must hold at least one anchor, got none")
     check_neighbors(neighbors)
+    if not torch.compiler.is_compiling() and not bool((length_scales > 0).all()):
+        raise ValueError(f"length_scales must be positive, got {length_scales.min().item()}")
     return blend(rbf_weights(points, anchors, length_scales, neighbors), features)

@@ -2,6 +2,7 @@
 
 import json
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -13,8 +14,6 @@ from fst.data.point_files import PointSample
 from tiny import BURGERS, DARCY, MODEL, STAGED, TRAINING
 
 CPU = ["--device", "cpu"]
-PLAIN_MODEL: list[str] = []
-
 TASKS = {
     "burgers-single/fst": [*MODEL, *TRAINING, *BURGERS],
     "burgers-all/fst": [
@@ -87,17 +86,19 @@ def test_own_points_from_file_to_answers(tmp_path):
     file = tmp_path / "mine.h5"
     write_points(file, [sample() for _ in range(12)], fst.Domain((2.0,) * 3, (4.0,) * 3))
     run = tmp_path / "run"
-    small = [word for word in MODEL if word not in ("--model.rows", "4")]
     small = [
         "--model.width", "16", "--model.heads", "2", "--model.fourier-bands", "2",
         "--model.predictor-width", "8", "--model.predictor-heads", "2",
         "--model.predictor-blocks", "1", "--model.refinement-steps", "1",
+        "--model.rows", "2", "3", "--model.anchors-per-row", "4",
+        "--model.points-from-anchors", "5",
     ]  # fmt: skip
     words = ["--out", run, "--data", file, *CPU, *small, *TRAINING]
     assert fst_command("train", "own/fst", *words) == 0
     model = fst.from_pretrained(run / "best")
     assert (model.value_channels, model.output_channels, model.condition_channels) == (2, 3, 1)
     assert model.domain == fst.Domain((2.0,) * 3, (4.0,) * 3)
+    assert (model.config.rows, model.config.anchors, model.config.adaptive_axis) == ((2, 3), 24, 2)
     assert fst_command("evaluate", run, *CPU) == 0
 
     given = {
@@ -132,6 +133,14 @@ def test_a_stopped_run_resumes_through_the_command_line(tmp_path):
             for file in path.iterdir():
                 file.unlink()
             path.rmdir()
+    assert fst_command("evaluate", run, *CPU) == USER_ERROR  # a test set is scored once: not yet
+    # Other data in the place of its own are noticed.
+    file = next(data.iterdir())
+    kept = file.read_bytes()
+    with h5py.File(file, "r+") as opened:
+        opened["tensor"][...] = 2 * opened["tensor"][...]
+    assert fst_command("train", "--resume", run, *CPU) == USER_ERROR
+    file.write_bytes(kept)
     assert fst_command("train", "--resume", run, *CPU) == 0
 
     def losses(text: str) -> list[tuple[int, float]]:

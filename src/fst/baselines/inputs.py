@@ -15,6 +15,7 @@ def check_sizes(**sizes: int) -> None:
 
 def check_heads(width: int, heads: int) -> None:
     """Raise unless the heads share the width evenly."""
+    check_sizes(width=width, heads=heads)
     if width % heads:
         raise ValueError(f"width must be a multiple of heads, got {width} and {heads}")
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from rich.console import Console
 
 from fst.commands.train import choose_device, recorded_data
+from fst.data import BurgersData
 from fst.data.splits import TestSplit
 from fst.evaluation.fields import Fields, sample_fields
 from fst.evaluation.once import score_once
+from fst.evaluation.protocol import EvaluationError, fingerprint
 from fst.evaluation.protocol import evaluate as score
-from fst.evaluation.protocol import fingerprint
 from fst.evaluation.rows import Origin, Row
 from fst.evaluation.runs import RESULTS, read_origin
 from fst.evaluation.tables import error_table
@@ -28,14 +29,23 @@ def evaluate(
     device: str | None = None,
     again: bool = False,
     trivial: bool = False,
+    unfinished: bool = False,
     console: Console | None = None,
 ) -> list[Row]:
     """Score the best weights of a run, print the table, and keep the rows with the run.
 
-    `trivial` adds the predictors that any Burgers model must beat.
+    `trivial` adds the predictors that any Burgers model must beat. A test set is scored once, so
+    a run that may still go on is not scored unless `unfinished` says that it is meant.
     """
     console = console or Console()
     recipe = read_recipe(run)
+    if not unfinished and not (run / "summary.json").is_file():
+        raise EvaluationError(
+            f"{run} has not finished, and a test set is scored once; go on with: "
+            f"fst train --resume {run} (--unfinished scores it as it is)"
+        )
+    if trivial and not isinstance(recipe.data, BurgersData):
+        raise EvaluationError(f"--trivial is for Burgers, {run} holds {recipe.name}")
     best = run / "best"
     if not (best / WEIGHTS).is_file():
         raise PretrainedError(f"{run} has no trained weights yet: best/{WEIGHTS} is missing")

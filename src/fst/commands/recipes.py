@@ -44,7 +44,7 @@ def list_recipes(*, as_json: bool, console: Console) -> None:
     table.add_column("name", no_wrap=True, style="bold")
     table.add_column("parameters", justify="right")
     table.add_column("paper's error", justify="right")
-    table.add_column("what it is")
+    table.add_column("what it is", no_wrap=True, overflow="ellipsis")
     for row in rows:
         parameters = "-" if row["parameters"] is None else f"{row['parameters']:,}"
         error = "-" if row["paper_error"] is None else f"{row['paper_error']:g}"

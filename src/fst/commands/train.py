@@ -1,8 +1,10 @@
 """`fst train`: data, model, loop, run folder, in that order."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -10,6 +12,7 @@ from rich.console import Console
 
 from fst.data import PointData
 from fst.data.samples import Samples
+from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.operators import Operator
 from fst.recipes import own
 from fst.recipes.recipe import Recipe, build_model, recipe_from_json
@@ -29,12 +32,19 @@ def train(
 ) -> Summary:
     """Start a new run in `out`, which must be empty or absent."""
     place = choose_device(device)
+    RunFolder.require_free(out)
+    check_data_folder(recipe, data)
     data = data_path(recipe, data)
     recipe = fit_to_data(recipe, data)
+    check_grids(recipe)
+    training, validation = load(recipe, data, place, console)
+    # Only now: a start that failed leaves no folder behind.
     folder = RunFolder.create(out, recipe.to_json())
     if PartialState().is_main_process:
-        folder.write_json("run.json", {"data": str(data.resolve())})
-    return _train(recipe, folder, data, place, console)
+        described = {"data": str(data.resolve())} | describe(training.samples)
+        folder.write_json("run.json", described)
+    model = prepare_model(recipe, training.samples)
+    return run_training(model, training, validation, recipe.training, folder, console=console)
 
 
 def resume(
@@ -51,21 +61,78 @@ def resume(
     if (out / "summary.json").is_file():
         raise TrainingError(f"{out} has finished; score it with: fst evaluate {out}")
     recipe = recipe_from_json(folder.recipe, source=str(out / "recipe.json"))
-    return _train(recipe, folder, data or recorded_data(out), place, console)
-
-
-def _train(
-    recipe: Recipe,
-    folder: RunFolder,
-    data: Path,
-    device: torch.device,
-    console: Console | None,
-) -> Summary:
-    with PartialState().main_process_first():
-        recipe.data.prepare(data, device, console)
-    training, validation = recipe.data.load(data, device, augment=recipe.training.augment)
+    training, validation = load(recipe, data or recorded_data(out), place, console)
+    check_same_data(out, training.samples)
     model = prepare_model(recipe, training.samples)
     return run_training(model, training, validation, recipe.training, folder, console=console)
+
+
+def load(
+    recipe: Recipe, data: Path, device: torch.device, console: Console | None
+) -> tuple[TrainingSplit, ValidationSplit]:
+    """Training and validation on the device; missing files are made first, by one process."""
+    with PartialState().main_process_first():
+        recipe.data.prepare(data, device, console)
+    return recipe.data.load(data, device, augment=recipe.training.augment)
+
+
+def describe(training: Samples) -> dict[str, Any]:
+    """Enough of the training data to notice when others have taken their place."""
+    statistics = training.statistics()
+    return {
+        "training_samples": len(training),
+        "output_mean": statistics.output_mean.reshape(-1).tolist(),
+        "output_deviation": statistics.output_deviation.reshape(-1).tolist(),
+    }
+
+
+def check_same_data(run: Path, training: Samples) -> None:
+    """Raise unless a resumed run sees the data it was started with."""
+    recorded, found = read_run(run), describe(training)
+    for name, value in found.items():
+        before = recorded.get(name, value)
+        pairs = zip(_numbers(before), _numbers(value), strict=False)
+        # Sums on another device may differ in their last digits.
+        if not all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-7) for a, b in pairs):
+            raise TrainingError(
+                f"the training data are not those that {run} was started with: {name} was "
+                f"{before}, is {value}"
+            )
+
+
+def _numbers(value: Any) -> list[float]:
+    return [float(number) for number in (value if isinstance(value, list) else [value])]
+
+
+def check_data_folder(recipe: Recipe, data: Path | None) -> None:
+    """Raise where --data names something that is not this recipe's data.
+
+    Files are made in a folder that is absent, empty or already holds some of them; never among
+    somebody's other files.
+    """
+    if data is None or isinstance(recipe.data, PointData) or not data.exists():
+        return
+    if not data.is_dir():
+        raise TrainingError(f"--data must be a folder for {recipe.name}, {data} is a file")
+    names = {path.name for path in data.iterdir()}
+    wanted = [path.name for path in recipe.data.files(data)]
+    if names and not any(name in names or f"{name}.part" in names for name in wanted):
+        raise TrainingError(
+            f"{data} holds none of the files that {recipe.name} needs, such as {wanted[0]}; name "
+            "their folder, or an empty one to make them in"
+        )
+
+
+def check_grids(recipe: Recipe) -> None:
+    """Raise before training, not after it, where the evaluation asks for an impossible grid."""
+    if isinstance(recipe.data, PointData):
+        return
+    for grid in recipe.evaluation.grids:
+        if any(count > size for count, size in zip(grid, recipe.data.grid, strict=True)):
+            raise TrainingError(
+                f"evaluation.grids must fit into the {recipe.data.grid} grid of the data, "
+                f"got {grid}"
+            )
 
 
 def prepare_model(recipe: Recipe, training: Samples) -> Operator:
@@ -116,10 +183,19 @@ def data_path(recipe: Recipe, data: Path | None) -> Path:
 
 def recorded_data(run: Path) -> Path:
     """The data that a run was trained on."""
+    described = read_run(run)
+    if not isinstance(described.get("data"), str):
+        raise TrainingError(f"{run / 'run.json'} does not name the data: add --data")
+    return Path(described["data"])
+
+
+def read_run(run: Path) -> dict[str, Any]:
+    """What a run recorded of its data; nothing where that cannot be read."""
     try:
-        return Path(json.loads((run / "run.json").read_text())["data"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise TrainingError(f"{run / 'run.json'} does not name the data: add --data") from None
+        described = json.loads((run / "run.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return described if isinstance(described, dict) else {}
 
 
 def fit_to_data(recipe: Recipe, data: Path) -> Recipe:

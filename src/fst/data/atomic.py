@@ -122,7 +122,9 @@ def settle_existing(path: Path, law: Law, existing: Law | None, *, force: bool) 
     if existing == law:
         return True
     if existing is None:
-        raise DataError(f"{path}: exists and was not made by fst; use --force to replace it")
+        raise DataError(
+            f"{path}: exists and names no law; use --force (in Python force=True) to replace it"
+        )
     raise DataError(
         f"{path}: exists and follows another law ({_difference(existing, law)}); "
         "use --force to replace it"

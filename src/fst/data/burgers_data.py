@@ -62,6 +62,10 @@ class BurgersData:
             raise ValueError(f"viscosities must be positive numbers, got {self.viscosities}")
         if len(set(self.viscosities)) != len(self.viscosities):
             raise ValueError(f"viscosities must differ, got {self.viscosities}")
+        if self.seed < 0 or self.split_seed < 0:
+            raise ValueError(
+                f"seed and split_seed must be at least 0, got {self.seed} and {self.split_seed}"
+            )
         if self.points < 2 or self.times < 2:
             raise ValueError(
                 f"points and times must be at least 2, got {self.points} and {self.times}"
@@ -77,6 +81,10 @@ class BurgersData:
     @property
     def grid(self) -> tuple[int, int]:
         return self.times, self.points
+
+    def files(self, folder: Path) -> list[Path]:
+        """The files of this recipe, whether they exist or not."""
+        return [find_file(folder, viscosity) for viscosity in self.viscosities]
 
     @property
     def test_counts(self) -> tuple[int, ...]:

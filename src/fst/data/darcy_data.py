@@ -69,6 +69,10 @@ class DarcyData:
                 "training must be positive, validation and test not negative, "
                 f"got {self.training}, {self.validation} and {self.test}"
             )
+        if self.seed < 0 or self.split_seed < 0:
+            raise ValueError(
+                f"seed and split_seed must be at least 0, got {self.seed} and {self.split_seed}"
+            )
         if self.training + self.validation > self.training_file:
             raise ValueError(
                 f"training and validation must fit into training_file = {self.training_file}, "
@@ -79,6 +83,14 @@ class DarcyData:
     def _needed(self) -> int:
         # A published training file may be longer or shorter than one made here.
         return self.training + self.validation
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.resolution, self.resolution
+
+    def files(self, folder: Path) -> list[Path]:
+        """The files of this recipe, whether they exist or not."""
+        return [folder / file_name(which, self.resolution) for which in ("train", "test")]
 
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None

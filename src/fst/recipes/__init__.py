@@ -37,6 +37,8 @@ class UnknownRecipeError(ValueError):
 
 def find(name: str) -> Recipe:
     """The recipe of this name."""
+    if not isinstance(name, str):
+        raise TypeError(f"name must be the name of a recipe, got {name!r}")
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}? " if near else ""

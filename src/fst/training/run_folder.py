@@ -37,16 +37,25 @@ class RunFolder:
         folder = cls(Path(path), recipe)
         if os.environ.get("RANK", "0") != "0":  # as torchrun and accelerate number processes
             return folder
+        cls.require_free(path)
         with clear_file_errors(folder.path):
-            if folder.path.is_dir() and any(folder.path.iterdir()):
-                raise TrainingError(
-                    f"{path} already holds files, and nothing is overwritten; choose another "
-                    f"folder, or continue a run with: fst train --resume {path}"
-                )
             folder.path.mkdir(parents=True, exist_ok=True)
             folder.write_json("recipe.json", recipe)
             folder.write_json("environment.json", environment.describe() | {"resumed": []})
         return folder
+
+    @staticmethod
+    def require_free(path: Path | str) -> None:
+        """Raise where a new run would overwrite something."""
+        path = Path(path)
+        if os.environ.get("RANK", "0") != "0":
+            return
+        with clear_file_errors(path):
+            if path.is_dir() and any(path.iterdir()):
+                raise TrainingError(
+                    f"{path} already holds files, and nothing is overwritten; choose another "
+                    f"folder, or continue a run with: fst train --resume {path}"
+                )
 
     @classmethod
     def resume(cls, path: Path | str, checkpoint_name: str | None = None) -> Self:

@@ -1,7 +1,7 @@
 """Prediction against targets: the loss of a training step and the error of a validation.
 
 The loss is the mean over solutions of the squared relative L2 error in original units; validation
-reports the mean relative L2 error (paper, Equation 8).
+reports the mean relative L2 error (paper, Equation 7).
 """
 
 from jaxtyping import Float
