@@ -3,7 +3,7 @@
 import os
 
 # OpenMP threads that wait by spinning starve each other as soon as the machine has other work: a
-# small model then trained 70 times slower on two cores. This counts if torch is not loaded yet.
+# small model then trained fifty times slower on two cores. This counts if torch is not loaded yet.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import importlib
