@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fst.cli import USER_ERROR, main
+from fst.cli import INTERRUPTED, USER_ERROR, main
 from tiny import BURGERS, MODEL, TRAINING
 
 
@@ -126,6 +126,22 @@ def test_data_are_not_made_among_other_files(capsys, tmp_path):
     code, _, err = run(capsys, "train", "demo/burgers", "--out", tmp_path / "run", "--data", file)
     assert code == USER_ERROR
     assert "--data must be a folder" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [(["data", "burgers", "--out", "x"], "goes on where it stopped"), (["recipes"], "interrupted")],
+)
+def test_an_interruption_is_one_line(capsys, monkeypatch, words, hint):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fst.commands.data.BurgersData.make", interrupted)
+    monkeypatch.setattr("fst.commands.recipes.list_recipes", interrupted)
+    code, _, err = run(capsys, *words)
+    assert code == INTERRUPTED
+    assert hint in err
+    assert len(err.strip().splitlines()) == 1
 
 
 PARSING = {

@@ -4,6 +4,7 @@ Each command is a story in `fst.commands`. Options are derived from types by tyr
 takes an option for every field of its recipe.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -239,10 +240,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             app.cli(prog="fst", args=words or ["--help"])
     except Interrupted as interruption:
-        print(f"fst: {interruption}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # one voice for all processes
+            print(f"fst: {interruption}", file=sys.stderr)
         return INTERRUPTED
     except KeyboardInterrupt:
-        print("fst: interrupted", file=sys.stderr)
+        hint = "; the same command goes on where it stopped" if words[:1] == ["data"] else ""
+        print(f"fst: interrupted{hint}", file=sys.stderr)
         return INTERRUPTED
     except ERRORS as error:
         print(f"fst: error: {error}", file=sys.stderr)
