@@ -14,8 +14,8 @@ from fst.training.progress import Progress, Reading
 READING = Reading(step=40, loss=0.0123, learning_rate=1e-3, steps_per_second=10.0)
 
 
-def console(*, terminal: bool) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=140)
+def console(*, terminal: bool, width: int = 140) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=width)
 
 
 def text(of: Console) -> str:
@@ -30,6 +30,14 @@ def test_a_terminal_shows_a_live_line() -> None:
     for part in ("40/1240", "loss 1.230e-02", "validation 0.04185", "rate 1.0e-03", "10.0 steps/s"):
         assert part in text(screen)
     assert "at most 0:02:00 left" in text(screen)
+
+
+def test_a_narrow_terminal_shows_the_same_numbers() -> None:
+    screen = console(terminal=True, width=80)
+    with Progress(screen, 0, 1_240) as shown:
+        shown.show(READING, 0.04185)
+    for part in ("40/1240", "loss 1.230e-02", "validation 0.04185", "10.0 steps/s", "0:02:00"):
+        assert part in text(screen)
 
 
 def test_a_log_file_gets_sparse_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

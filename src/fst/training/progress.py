@@ -1,12 +1,14 @@
 """How a run is doing: a live line in a terminal, sparse plain lines anywhere else."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as LiveProgress
+from rich.text import Text
 
 # Seconds between plain lines, where every line stays in a log.
 QUIET = 30.0
@@ -22,6 +24,15 @@ class Reading:
     steps_per_second: float
 
 
+class _TwoLines(LiveProgress):
+    """The bar above its numbers: together they are too wide for most terminals."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            yield Text(task.fields["text"], no_wrap=True, overflow="ellipsis")
+
+
 class Progress:
     """Shows readings; `last_step` is the most steps the schedule allows."""
 
@@ -32,7 +43,8 @@ class Progress:
         self._live: LiveProgress | None = None
         if console.is_terminal:
             columns = (TextColumn("step"), BarColumn(), MofNCompleteColumn())
-            self._live = LiveProgress(*columns, TextColumn("{task.fields[text]}"), console=console)
+            # Twice a second is enough to look at, and leaves a small machine to its training.
+            self._live = _TwoLines(*columns, console=console, refresh_per_second=2)
             self._task = self._live.add_task("", total=last_step, completed=step, text="")
 
     def __enter__(self) -> Self:
