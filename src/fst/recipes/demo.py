@@ -21,7 +21,6 @@ def burgers() -> Recipe:
         model=FunctionSpaceConfig(
             width=48,
             heads=4,
-            # More bands resolve shorter waves, but learn later.
             fourier_bands=8,
             rows=(12,),
             anchors_per_row=12,
