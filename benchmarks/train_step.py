@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from fst import FunctionSpaceConfig, Observations, model, parameter_count
+from fst.base import PointDraws
 from fst.baselines import (
     DeepONetConfig,
     FNOConfig,
@@ -43,7 +44,7 @@ from fst.data.views import (
     subset_indices,
 )
 from fst.metrics import squared_relative_l2
-from fst.operators import Operator, PointDraws
+from fst.operators import Operator
 
 Row = dict[str, Any]
 

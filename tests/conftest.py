@@ -3,11 +3,17 @@
 Modules that check what users pass in are left out of the hook: their own errors are under test.
 """
 
+import os
+
 import pytest
 import torch
 from jaxtyping import install_import_hook
 
+if not torch.cuda.is_available():  # before anything imports triton
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 CHECKED = ["nn", "anchors", "length_scales", "layer", "decoder", "evaluation_points", "metrics"]
+CHECKED += ["classifiers", "images.patches", "images.read", "images.classifier", "images.vit"]
 
 with install_import_hook([f"fst.{name}" for name in CHECKED], "beartype.beartype"):
     import fst  # noqa: F401

@@ -15,6 +15,7 @@ NAMES = {
     *(f"burgers-single/{m}" for m in ("fst", "fno", "perceiver-io", "transolver", "deeponet")),
     *(f"burgers-all/{m}" for m in ("fst", "fno", "perceiver-io")),
     *(f"darcy/{m}" for m in ("fst", "fno", "perceiver-io", "transolver", "deeponet")),
+    *(f"imagenet/{m}" for m in ("fst", "vit", "cnn-vit")),
     *(
         f"ablation/anchors-{c}-{s}-{n}"
         for c in ("uniform", "adaptive")
@@ -26,6 +27,7 @@ NAMES = {
     "ablation/observe-first",
     "demo/burgers",
     "own/fst",
+    *(f"own/images-{m}" for m in ("fst", "vit", "cnn-vit")),
     *(f"fast/{task}/fst" for task in ("burgers-single", "burgers-all", "darcy")),
 }
 

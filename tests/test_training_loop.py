@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from fst.model import build
 from fst.operators import Operator
 from fst.training import CheckpointError, Interrupted, NonFiniteError, TrainingError
 from fst.training.loop import build_accelerator
@@ -18,6 +19,7 @@ from fst.training.optimization import Average, build_optimizer
 from fst.training.schedules import Plateau, Stage, Stages, WarmupCosine
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer
+from small import small_config
 from training_fakes import TinyConfig, TinyModel, WaveSamples, tiny_settings, tiny_train
 
 
@@ -70,7 +72,7 @@ def test_training_learns(tmp_path: Path) -> None:
 def test_the_loss_is_the_mean_squared_relative_error(tmp_path: Path) -> None:
     settings = tiny_settings()
     trainer = make_trainer(settings)
-    batch = trainer.batches.at(1)
+    (batch,) = trainer.batches.at(1)
     draws = trainer.model.point_stream(settings.seed + 1, settings.seed + 2).draw()
     draws = draws.to(torch.device("cpu"), torch.float32)
     prediction = trainer.model(batch.observations, draws)(batch.queries)
@@ -168,7 +170,7 @@ def test_updates_are_those_of_torch(kind: str) -> None:
     )
     stream = twin.point_stream(settings.seed + 1, settings.seed + 2)
     for step in range(1, 10):
-        batch, draws = trainer.batches.at(step), stream.draw()
+        (batch,), draws = trainer.batches.at(step), stream.draw()
         prediction = twin.represent(
             batch.observations, draws.to(torch.device("cpu"), torch.float32)
         )
@@ -374,3 +376,13 @@ def test_missing_weights_and_biases_is_one_clear_error(
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(TrainingError, match=r"install fst\[wandb\]"):
         tiny_train(tmp_path / "run", tiny_settings(wandb=True))
+
+
+def test_weight_decay_spares_logarithms():
+    """A length scale is kept as its logarithm: decay would pull it to the whole domain."""
+    model = build(small_config())
+    settings = tiny_settings(optimizer="adamw", weight_decay=0.1)
+    groups = build_optimizer(model, settings).param_groups
+    spared = [p for group in groups if group["weight_decay"] == 0 for p in group["params"]]
+    assert {id(p) for p in spared} == {id(p) for p in model.predict_anchors.logarithms()}
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch._dynamo  # noqa: F401  (the optimiser needs it: once here, not in every child)
 
+from fst.training import Summary
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer
 from training_fakes import tiny_train
@@ -26,7 +27,7 @@ def child_server() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
         patch.setenv("OMP_NUM_THREADS", "1")
-        CONTEXT.set_forkserver_preload(["training_children"])
+        CONTEXT.set_forkserver_preload(["training_children", "training_images"])
         forkserver.ensure_running()
     yield
 
@@ -36,7 +37,7 @@ def die() -> None:
 
 
 def kill_in_update(number: int) -> None:
-    """Die in the middle of this process's n-th update, after its batch was drawn."""
+    """Die in the middle of this process's n-th update, before its batch is drawn."""
     draw, seen = Trainer._draw, set()
 
     def deadly(trainer: Trainer, stream: Any) -> Any:
@@ -85,12 +86,13 @@ def run_child(
     *,
     resume: bool = False,
     dropout: float = 0.0,
+    train: Callable[..., Summary] = tiny_train,
     update: int | None = None,
     event: int | None = None,
     counter: Path | None = None,
 ) -> int:
     """Train in a child that dies in `update` or at file `event`; its exit code."""
-    arguments = (path, settings, resume, dropout, update, event, counter)
+    arguments = (path, settings, resume, dropout, train, update, event, counter)
     child = CONTEXT.Process(target=_train, args=arguments)
     child.start()
     child.join()
@@ -103,6 +105,7 @@ def _train(
     settings: TrainingSettings,
     resume: bool,
     dropout: float,
+    train: Callable[..., Summary],
     update: int | None,
     event: int | None,
     counter: Path | None,
@@ -112,4 +115,4 @@ def _train(
             kill_in_update(update)
         if event is not None or counter is not None:
             kill_at_file_event(event, counter)
-        tiny_train(path, settings, resume=resume, dropout=dropout)
+        train(path, settings, resume=resume, dropout=dropout)

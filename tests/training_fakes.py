@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fst.base import PointDraws
 from fst.data.samples import Batch, Samples, Statistics, random_subsets
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.evaluation_points import ResampledPoints
-from fst.operators import Operator, Output, PointDraws
+from fst.operators import Operator, Output
 from fst.training import RunFolder, Summary, TrainingSettings, train
 from fst.training.schedules import WarmupCosine
 from fst.types import Domain, Observations

@@ -10,6 +10,7 @@ import torch
 from fst.training import Interrupted
 from fst.training.trainer import Trainer
 from training_fakes import RANKS_SETTINGS, tiny_train
+from training_images import IMAGE_RANKS_SETTINGS, image_train, streamed_train
 
 
 def interrupted_on_one_process(path: Path) -> None:
@@ -25,7 +26,7 @@ def interrupted_on_one_process(path: Path) -> None:
     try:
         tiny_train(path, RANKS_SETTINGS)
     except Interrupted as interruption:
-        print(f"rank {os.environ['RANK']} stopped after step {interruption.step}")
+        print(f"rank {os.environ['RANK']} stopped after step {interruption.step}: {interruption}")
     Trainer.update = update  # type: ignore[method-assign]
 
 
@@ -34,4 +35,6 @@ if __name__ == "__main__":
     tiny_train(folder / "two", RANKS_SETTINGS)
     interrupted_on_one_process(folder / "interrupted")
     tiny_train(folder / "interrupted", RANKS_SETTINGS, resume=True)
+    image_train(folder / "two-images", IMAGE_RANKS_SETTINGS)
+    streamed_train(folder / "two-streamed", IMAGE_RANKS_SETTINGS)
     torch.distributed.destroy_process_group()

@@ -10,10 +10,10 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fst.base import Model, parameter_count
 from fst.config import FunctionSpaceConfig
 from fst.field import Field
 from fst.model import FunctionSpaceTransformer
-from fst.operators import Operator, parameter_count
 from fst.rbf import rbf_blend
 from fst.types import Anchors, Domain, Observations
 
@@ -38,10 +38,11 @@ __all__ = [
 ]
 
 
-def from_pretrained(source: str | Path) -> Operator:
+def from_pretrained(source: str | Path) -> Model:
     """The model, of whatever kind, in a local folder or under that name on the Hugging Face hub."""
-    importlib.import_module("fst.baselines")  # so that their classes are known
-    return Operator.from_pretrained(source)
+    for models in ("fst.baselines", "fst.images"):  # so that their classes are known
+        importlib.import_module(models)
+    return Model.from_pretrained(source)
 
 
 def __getattr__(name: str) -> Any:

@@ -37,7 +37,7 @@ class DecoderBlock(nn.Module):
         mask: Bool[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b j w"]:
         normed = self.self_norm(tokens)
-        tokens = tokens + self.self_attention(normed, self.self_attention.remember(normed))
+        tokens = tokens + self.self_attention.attend_to_self(normed)
         memory = self.cross_attention.remember(observed, mask)
         tokens = tokens + self.cross_attention(self.cross_norm(tokens), memory)
         return tokens + self.feed_forward(self.feed_norm(tokens))
@@ -157,6 +157,12 @@ class AnchorPredictor(nn.Module):
         heads = [self.scales.head] if isinstance(self.scales, AdaptiveScales) else []
         modules = [self.tokens, self.coordinates, *heads]
         return [parameter for module in modules for parameter in module.parameters()]
+
+    def logarithms(self) -> list[nn.Parameter]:
+        """The learned length scales: logarithms, whose zero is a length of the whole domain."""
+        if isinstance(self.scales, AdaptiveScales):
+            return [self.scales.refinement_base, self.scales.decoding_base]
+        return list(self.scales.parameters())
 
 
 def build_predictor(config: FunctionSpaceConfig, inputs: int) -> AnchorPredictor:

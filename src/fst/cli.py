@@ -16,17 +16,22 @@ from rich.console import Console
 from tyro.conf import AvoidSubcommands, Positional, arg
 from tyro.extras import SubcommandApp
 
+from fst.commands import compare as compare_command
 from fst.commands import data as data_commands
 from fst.commands import demo as demo_command
 from fst.commands import evaluate as evaluate_command
 from fst.commands import predict as predict_command
+from fst.commands import predict_images as predict_images_command
 from fst.commands import recipes as recipe_commands
+from fst.commands import search as search_command
 from fst.commands import train as train_command
 from fst.data import PointData
 from fst.evaluation.protocol import EvaluationError
 from fst.evaluation.report import report as write_report
-from fst.recipes import find
+from fst.recipes import find, own_images
+from fst.recipes.comparison import CompileMode
 from fst.recipes.recipe import Recipe
+from fst.recipes.search import MORE_STEPS, RATES, STEPS
 from fst.training.errors import Interrupted, TrainingError
 
 USER_ERROR, INTERRUPTED = 2, 130
@@ -113,10 +118,16 @@ def train_recipe(name: str, arguments: Sequence[str]) -> None:
         named, _ = tyro.cli(DataOption, args=_without_help(arguments), return_unknown_args=True)
         if named.data is not None:
             recipe = train_command.fit_to_data(recipe, named.data)
+    elif recipe.task == own_images.TASK:
+        named, _ = tyro.cli(DataOption, args=_without_help(arguments), return_unknown_args=True)
+        if named.data is not None:
+            recipe = own_images.with_share_held_out(recipe, named.data)
+    recipe = own_images.unnamed(recipe)
     default = TrainOptions(recipe, out=tyro.MISSING)
     options = tyro.cli(
         AvoidSubcommands[TrainOptions], default=default, args=arguments, prog=f"fst train {name}"
     )
+    own_images.check(options.recipe)
     train_command.train(
         options.recipe, options.out, data=options.data, device=options.device, console=console
     )
@@ -172,26 +183,37 @@ def predict(
     run: Positional[str],
     /,
     *,
-    observations: Path,
-    queries: str,
     out: Path,
+    observations: Path | None = None,
+    queries: str | None = None,
+    images: Path | None = None,
     neighbors: int | None = None,
     condition: tuple[float, ...] = (),
     device: str | None = None,
     force: bool = False,
 ) -> None:
-    """Ask a trained model for values at queries.
+    """Ask a trained model for values at queries, or a classifier for the classes of images.
 
     Args:
         run: A run folder, a folder of save_pretrained, or a name on the Hugging Face hub.
+        out: File for the answer, .npz or .h5; for images .csv.
         observations: What was observed: an fst point file (.h5), .npz or .csv.
         queries: Where to ask: a file of the same kinds, or a grid such as 201x1024.
-        out: File for the answer, .npz or .h5.
+        images: For a classifier: an image, a folder of images, or a tar file of images.
         neighbors: Decode from this many nearest anchors only.
         condition: The condition of every sample, where the observations hold none.
         device: cpu or cuda; a GPU where there is one.
         force: Replace the file if it exists.
     """
+    if images is not None:
+        if observations is not None or queries is not None or condition or neighbors is not None:
+            raise ValueError("--images goes alone: a classifier takes no other questions")
+        predict_images_command.predict_images(
+            run, images, out, device=device, force=force, console=console
+        )
+        return
+    if observations is None or queries is None:
+        raise ValueError("give --observations and --queries or, for a classifier, --images")
     predict_command.predict(
         run,
         observations,
@@ -214,6 +236,81 @@ def demo(*, out: Path = Path("runs/demo"), device: str | None = None) -> None:
         device: cpu or cuda; a GPU where there is one.
     """
     demo_command.demo(out, device=device, console=console)
+
+
+@app.command
+def compare(
+    task: Positional[str],
+    /,
+    *,
+    budget: str,
+    out: Path,
+    models: tuple[str, ...] = (),
+    seeds: int = 1,
+    data: Path | None = None,
+    device: str | None = None,
+    compile: bool = False,
+    compile_mode: CompileMode = "default",
+) -> None:
+    """Train the models of a task with the same budget and write one table; also goes on with one.
+
+    Args:
+        task: What stands before the last / of a recipe's name, such as darcy.
+        budget: For each model: training time (90s, 10m, 2h) or steps (20000steps).
+        out: Folder for the comparison; called again with it, nothing complete is repeated.
+        models: Models of the task, such as fst fno; all of them when not given.
+        seeds: Train every model with this many seeds.
+        data: Data folder; ./data/... when not given, and made there if missing.
+        device: cpu or cuda; a GPU where there is one.
+        compile: Compile every model that can be compiled.
+        compile_mode: Passed to torch.compile; only with --compile.
+    """
+    compare_command.compare(
+        task,
+        out,
+        budget=budget,
+        models=models,
+        seeds=seeds,
+        data=data,
+        device=device,
+        compile_mode=compile_mode if compile else None,
+        console=console,
+    )
+
+
+@app.command
+def search(
+    recipe: Positional[str],
+    /,
+    *,
+    out: Path,
+    rates: tuple[float, ...] = RATES,
+    steps: int = STEPS,
+    confirm: int = MORE_STEPS,
+    data: Path | None = None,
+    device: str | None = None,
+) -> None:
+    """Search the learning rate of a recipe as the paper does for Darcy; also goes on with one.
+
+    Args:
+        recipe: Name of the recipe; fst recipes lists them.
+        out: Folder for the search; called again with it, nothing complete is repeated.
+        rates: Learning rates to try.
+        steps: Steps of each trial.
+        confirm: Steps that the best trial is carried on for; 0 leaves them out.
+        data: Data folder, or your own file; ./data/... when not given, and made there if missing.
+        device: cpu or cuda; a GPU where there is one.
+    """
+    search_command.search(
+        find(recipe),
+        out,
+        rates=rates,
+        steps=steps,
+        confirm=confirm,
+        data=data,
+        device=device,
+        console=console,
+    )
 
 
 @data_app.command
@@ -244,7 +341,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"fst: {interruption}", file=sys.stderr)
         return INTERRUPTED
     except KeyboardInterrupt:
-        hint = "; the same command goes on where it stopped" if words[:1] == ["data"] else ""
+        goes_on = words[:1] in (["data"], ["compare"], ["search"])
+        hint = "; the same command goes on where it stopped" if goes_on else ""
         print(f"fst: interrupted{hint}", file=sys.stderr)
         return INTERRUPTED
     except ERRORS as error:

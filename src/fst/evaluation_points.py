@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.quasirandom import SobolEngine
 
-from fst.operators import PointDraws
+from fst.base import PointDraws
 
 
 class ResampledPoints:

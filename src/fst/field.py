@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fst.decoder import Decoder
 from fst.operators import Output, Standardization
-from fst.rbf import blend, rbf_weights
+from fst.rbf import blend, field_at, rbf_weights
 from fst.types import Anchors, Domain, check_neighbors, check_queries
 
 # Numbers held at once while a chunk of queries is decoded: weights, logits and hidden layers.
@@ -48,8 +48,12 @@ class Field(Output):
         """Values at queries, unchecked and in one piece: the training path."""
         queries = self.domain.to_unit(queries)
         anchors = self.unit_anchors
-        weights = rbf_weights(queries, anchors.positions, anchors.length_scales, neighbors)
-        values = self.decoder(blend(weights, self.features), queries, self.condition)
+        if neighbors is None:
+            blended = field_at(queries, anchors.positions, anchors.length_scales, self.features)
+        else:
+            weights = rbf_weights(queries, anchors.positions, anchors.length_scales, neighbors)
+            blended = blend(weights, self.features)
+        values = self.decoder(blended, queries, self.condition)
         return self.standardization.restore(values)
 
     def __call__(

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fst.nn import Attention, FeedForward, FourierFeatures, Memory, PointMLP, ResidualFeedForward
-from fst.rbf import blend, product_dtype, rbf_weights
-from fst.types import Anchors
+from fst.rbf import blend, field_at, rbf_weights
+from fst.types import Anchors, product_dtype
 
 
 class Scene(NamedTuple):
@@ -65,7 +65,11 @@ class EvaluateMixWrite(nn.Module):
     def remember(
         self, anchors: Anchors, condition: Float[Tensor, "b c"] | None
     ) -> tuple[Tensor, Tensor]:
-        """The anchor-to-anchor weights W^A, and the position's share of F at the anchors."""
+        """The anchor-to-anchor weights W^A, and the position's share of F at the anchors.
+
+        Stored even where the fused blend could make them anew: they serve every step, and reading
+        them costs less than computing them again in each.
+        """
         weights = rbf_weights(
             anchors.positions, anchors.positions, anchors.refinement_length_scales
         )
@@ -76,18 +80,17 @@ class EvaluateMixWrite(nn.Module):
     def forward(
         self, features: Float[Tensor, "b m d"], scene: Scene, points: Points
     ) -> Float[Tensor, "b m d"]:
-        anchors = scene.anchors
+        positions, scales = scene.anchors.positions, scene.anchors.refinement_length_scales
         assert scene.weights is not None
         at_anchors = self.evaluate(blend(scene.weights, features), scene.places)  # b m d
 
         uniform = points.uniform.unsqueeze(0)  # 1 u s
-        weights = rbf_weights(uniform, anchors.positions, anchors.refinement_length_scales)
         place = self.evaluate.place(self.fourier(uniform), scene.condition)
-        elsewhere = self.evaluate(blend(weights, features), place)  # b u d
+        elsewhere = self.evaluate(field_at(uniform, positions, scales, features), place)  # b u d
         evaluated = torch.cat((at_anchors[:, points.anchor_indices], elsewhere), dim=1)  # b e d
 
         normed = self.norm_e(evaluated)
-        mixed = evaluated + self.mix(normed, self.mix.remember(normed))
+        mixed = evaluated + self.mix.attend_to_self(normed)
         mixed = mixed + self.mix_feed(self.norm_g(mixed))
 
         memory = self.write.remember(self.norm_e(mixed))
@@ -106,7 +109,7 @@ class SelfAttentionBlock(nn.Module):
 
     def forward(self, features: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
         normed = self.norm(features)
-        return self.feed_forward(features + self.attention(normed, self.attention.remember(normed)))
+        return self.feed_forward(features + self.attention.attend_to_self(normed))
 
 
 class AnchorSelfAttention(nn.Module):

@@ -1,10 +1,10 @@
-"""Relative L2 errors, one per solution, and the loss made of them (paper, Equation 7).
+"""Errors of single predictions: relative L2 of a solution (paper, Equation 7), top-k of a class.
 
 Sums run in float32 or better whatever the dtype of the prediction. `mask` is True at real targets.
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -30,3 +30,23 @@ def relative_l2(
 ) -> Float[Tensor, " b"]:
     """‖prediction - target‖ / ‖target‖ for each solution; the paper reports its mean."""
     return squared_relative_l2(prediction, target, mask).sqrt()
+
+
+def label_ranks(scores: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+    """How many classes come before the right one; of equal scores, the lower class number does."""
+    own = scores.gather(1, labels[:, None])
+    earlier = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
+    return ((scores > own) | ((scores == own) & earlier)).sum(dim=1)
+
+
+def top_errors(
+    scores: Float[Tensor, "b k"], labels: Int[Tensor, " b"], counts: tuple[int, ...] = (1, 5)
+) -> Float[Tensor, "b e"]:
+    """For each count: 1 where the right class is not among that many with the highest scores.
+
+    With fewer classes than `count`, the right one always is. NaN where a score is not finite.
+    """
+    ranks = label_ranks(scores, labels)
+    limits = torch.tensor(counts, device=scores.device)
+    wrong = (ranks[:, None] >= limits).float()
+    return wrong.where(scores.isfinite().all(dim=1, keepdim=True), torch.nan)

@@ -11,13 +11,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fst.anchors import build_predictor
+from fst.base import PointDraws
 from fst.config import FunctionSpaceConfig
 from fst.decoder import Decoder
 from fst.evaluation_points import FixedPoints, ResampledPoints
 from fst.field import Field
 from fst.layer import AnchorSelfAttention, EvaluateMixWrite, FunctionSpaceLayer, Points, Read, Scene
 from fst.nn import MLP, FourierFeatures, ResidualFeedForward
-from fst.operators import ConditionChannels, Operator, PointDraws
+from fst.operators import ConditionChannels, Operator
 from fst.types import Observations
 
 
@@ -132,6 +133,9 @@ class FunctionSpaceTransformer(Operator):
         known = {id(parameter) for parameter in predictor}
         main = [parameter for parameter in self.parameters() if id(parameter) not in known]
         return {"main": main, "predictor": predictor} if predictor else {"main": main}
+
+    def undecayed(self) -> list[nn.Parameter]:
+        return self.predict_anchors.logarithms()
 
     def _draws(self, draws: PointDraws | None, observations: Observations) -> PointDraws:
         if draws is None:  # the same call gives the same answer

@@ -1,4 +1,4 @@
-"""What every model of this package is: an operator from observations to a callable output.
+"""Operators: observations in, an output that can be asked anywhere out.
 
 FST and the baselines share this interface, so training, evaluation and the command line treat
 them alike. Standardisation belongs to the model: observations enter and predictions leave in the
@@ -6,38 +6,13 @@ user's own units, and the statistics travel with the weights.
 """
 
 from abc import ABC, abstractmethod
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from fst import pretrained
+from fst.base import Model, PointDraws
 from fst.types import Domain, Observations, check_observations, check_queries
-
-
-class PointDraws(NamedTuple):
-    """Raw random choices of evaluation points for R refinement steps, shared by the batch."""
-
-    anchor_indices: Int[Tensor, "r a"]
-    uniform: Float[Tensor, "r u s"]
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> "PointDraws":
-        return PointDraws(
-            self.anchor_indices.to(device, non_blocking=True),
-            self.uniform.to(device, dtype, non_blocking=True),
-        )
-
-
-class PointStream(Protocol):
-    """A resumable source of `PointDraws`: two seeds and a position."""
-
-    def draw(self) -> PointDraws: ...
-
-    def state(self) -> dict[str, int]: ...
-
-    def restore(self, state: dict[str, int]) -> None: ...
 
 
 class Standardization(nn.Module):
@@ -117,11 +92,8 @@ class Output(ABC):
         return self.decode(check_queries(queries, self.domain, self.like))
 
 
-class Operator(nn.Module, ABC):
-    """A learned map from observations to an `Output`. Each is built from one configuration."""
-
-    config_type: ClassVar[type]
-    config: Any
+class Operator(Model):
+    """A learned map from observations to an `Output`."""
 
     def __init__(
         self, domain: Domain, value_channels: int, output_channels: int, condition_channels: int
@@ -137,11 +109,6 @@ class Operator(nn.Module, ABC):
     @abstractmethod
     def represent(self, observations: Observations, draws: PointDraws | None = None) -> Output:
         """The output for observations known to be good: the training path."""
-
-    def point_stream(self, anchor_seed: int, sobol_seed: int) -> PointStream | None:
-        """The random evaluation points this model consumes, if it consumes any."""
-        del anchor_seed, sobol_seed
-        return None
 
     def forward(self, observations: Observations, draws: PointDraws | None = None) -> Output:
         self.check(observations)
@@ -170,44 +137,3 @@ class Operator(nn.Module, ABC):
         for module in self.modules():
             if isinstance(module, ConditionChannels):
                 module.fit(conditions)
-
-    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by the learning rate they take: `main`, and `predictor` where there is one."""
-        return {"main": list(self.parameters())}
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write `model.safetensors` and `config.json`, the statistics included."""
-        pretrained.save(type(self).__name__, self.config, self.state_dict(), Path(folder))
-
-    @classmethod
-    def from_pretrained(cls, source: str | Path) -> Self:
-        """The model saved in a local folder, or under that name on the Hugging Face hub.
-
-        Called on `Operator` it loads any model; called on a class, only that class and its kin.
-        """
-        folder = pretrained.find(source)
-        name, config, weights = pretrained.read(folder)
-        known = {kind.__name__: kind for kind in _family(cls)}
-        if name not in known:
-            raise pretrained.PretrainedError(
-                f"{folder}: holds a {name!r}, expected one of {', '.join(sorted(known))}"
-            )
-        kind = known[name]
-        # Every operator is constructed from its configuration alone.
-        build: Any = kind
-        model = build(pretrained.from_json(config, kind.config_type, str(folder)))
-        try:
-            model.load_state_dict(weights)
-        except RuntimeError as error:
-            raise pretrained.PretrainedError(f"{folder}: weights do not fit: {error}") from None
-        return model
-
-
-def _family(cls: type[Operator]) -> list[type[Operator]]:
-    """A class and all its descendants that have been imported."""
-    return [cls, *(kind for child in cls.__subclasses__() for kind in _family(child))]
-
-
-def parameter_count(module: nn.Module) -> int:
-    """Trainable numbers; a complex weight counts as two."""
-    return sum(p.numel() * (2 if p.is_complex() else 1) for p in module.parameters())

@@ -37,6 +37,12 @@ def check_alike(name: str, value: Tensor, other_name: str, other: Tensor) -> Non
         raise TypeError(f"{name} has dtype {value.dtype}, but {other_name} has {other.dtype}")
 
 
+def product_dtype(like: Tensor) -> torch.dtype:
+    """What a matrix product runs in here: the autocast dtype where one is set."""
+    kind = like.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+
+
 @dataclass(frozen=True)
 class Observations:
     """The given samples of one batch of functions.

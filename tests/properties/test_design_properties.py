@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import fst.field
 from fst import Observations, rbf_blend
-from fst.operators import PointDraws
+from fst.base import PointDraws
 from fst.rbf import rbf_weights
 from small import small_config, small_model, some_observations, some_queries
 

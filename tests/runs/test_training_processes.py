@@ -1,5 +1,6 @@
 """Two processes under torchrun train as one does, and only one of them writes."""
 
+import dataclasses
 import json
 import os
 import socket
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 import training_ranks
-from training_fakes import RANKS_SETTINGS, TinyModel, tiny_train
+from fst.base import Model
+from training_fakes import RANKS_SETTINGS, tiny_train
+from training_images import IMAGE_RANKS_SETTINGS, image_train, streamed_train
 
 
 def free_port() -> int:
@@ -23,9 +26,16 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder with the same run by one process, by two, and by two with an interruption."""
+    """A folder with the same run by one process, by two, and by two with an interruption.
+
+    And a classifier, resident and streamed, by one process and by two.
+    """
     folder = tmp_path_factory.mktemp("ranks")
     tiny_train(folder / "one", RANKS_SETTINGS)
+    # One process takes the batch in one part, each of two its share in two.
+    whole = dataclasses.replace(IMAGE_RANKS_SETTINGS, accumulate=1)
+    image_train(folder / "one-images", whole)
+    streamed_train(folder / "one-streamed", whole)
     paths = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
@@ -44,33 +54,50 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", ["two", "interrupted"])
-def test_two_processes_give_the_losses_of_one(runs: tuple[Path, str], name: str) -> None:
+PAIRS = [
+    ("one", "two"),
+    ("one", "interrupted"),
+    ("one-images", "two-images"),
+    ("one-streamed", "two-streamed"),
+]
+QUANTITIES = {"loss", "gradient_norm", "learning_rate", "error", "best", "top1_error", "top5_error"}
+
+
+@pytest.mark.parametrize(("alone", "together"), PAIRS)
+def test_two_processes_give_the_losses_of_one(
+    runs: tuple[Path, str], alone: str, together: str
+) -> None:
     folder, _ = runs
-    one, two = lines(folder / "one"), lines(folder / name)
+    one, two = lines(folder / alone), lines(folder / together)
     # Each line once: a second writer would double them.
     assert [(line["kind"], line["step"]) for line in one] == [
         (line["kind"], line["step"]) for line in two
     ]
-    for alone, together in zip(one, two, strict=True):
-        for quantity in alone.keys() & {"loss", "gradient_norm", "learning_rate", "error", "best"}:
-            assert together[quantity] == pytest.approx(alone[quantity], rel=1e-6)
+    for single, double in zip(one, two, strict=True):
+        assert single.keys() == double.keys()
+        for quantity in single.keys() & QUANTITIES:
+            assert double[quantity] == pytest.approx(single[quantity], rel=2e-6), quantity
 
 
-@pytest.mark.parametrize("name", ["two", "interrupted"])
-def test_two_processes_select_the_weights_of_one(runs: tuple[Path, str], name: str) -> None:
+@pytest.mark.parametrize(("alone", "together"), PAIRS)
+def test_two_processes_select_the_weights_of_one(
+    runs: tuple[Path, str], alone: str, together: str
+) -> None:
     folder, _ = runs
     one, two = (
-        TinyModel.from_pretrained(folder / run / "best").state_dict() for run in ("one", name)
+        Model.from_pretrained(folder / run / "best").state_dict() for run in (alone, together)
     )
     assert all(torch.allclose(one[key], two[key], rtol=1e-4, atol=1e-6) for key in one)
-    environment = json.loads((folder / name / "environment.json").read_text())
+    environment = json.loads((folder / together / "environment.json").read_text())
     assert environment["hardware"]["processes"] == 2
 
 
 def test_one_process_speaks_and_a_signal_to_one_stops_both(runs: tuple[Path, str]) -> None:
     _, output = runs
-    assert output.count("finished after step 24") == 2  # the whole run, and the resumed one
+    # The whole run, the resumed one, and two classifiers.
+    assert output.count("finished after step 24") == 4
     # The signal came in step 10; the processes next meet at the log line of step 12.
     assert "rank 0 stopped after step 12" in output
     assert "rank 1 stopped after step 12" in output
+    # What one types alone would resume with a single process.
+    assert "interrupted (under the launcher that started these 2 processes)" in output

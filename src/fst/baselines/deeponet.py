@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fst.base import PointDraws
 from fst.baselines.inputs import check_sizes
 from fst.baselines.outputs import ChunkedOutput
-from fst.operators import Operator, PointDraws
+from fst.operators import Operator
 from fst.types import Domain, Observations
 
 

@@ -17,11 +17,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from fst.base import PointDraws
 from fst.baselines.inputs import check_heads, check_sizes, without_padding
 from fst.baselines.outputs import ChunkedOutput
 from fst.model import ConditionEncoder
 from fst.nn import MLP, Attention, FourierFeatures, Spacing
-from fst.operators import Operator, PointDraws
+from fst.operators import Operator
 from fst.types import Domain, Observations
 
 LATENT_DEVIATION = 0.02  # of the latents' truncated normal initialisation, as in Perceiver
@@ -74,7 +75,7 @@ class SelfBlock(nn.Module):
 
     def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
         normed = self.norm(tokens)
-        tokens = tokens + self.attention(normed, self.attention.remember(normed))
+        tokens = tokens + self.attention.attend_to_self(normed)
         return tokens + self.feed_forward(self.feed_norm(tokens))
 
 

@@ -18,6 +18,7 @@ from fst.data.burgers_data import BurgersData
 from fst.data.check import Description, check_file, check_folder
 from fst.data.darcy_data import DarcyData
 from fst.data.errors import DataError
+from fst.data.image_check import check_images, holds_images
 from fst.data.neuraloperator_files import file_name as darcy_file_name
 from fst.data.pdebench import file_name as burgers_file_name
 
@@ -144,14 +145,19 @@ def darcy(
 def check(path: Path, /) -> None:
     """Read a data file, or every data file of a folder, from end to end and describe it.
 
-    Recognises PDEBench trajectories, NeuralOperator Darcy samples and fst points, and reports
-    damage, wrong layouts, NaN and, in a folder, trajectories on different grids.
+    Recognises PDEBench trajectories, NeuralOperator Darcy samples, fst points and images in class
+    folders or tars, and reports damage, wrong layouts, NaN and, in a folder, trajectories on
+    different grids or images of different classes.
 
     Args:
         path: The file or folder to read.
     """
     console = Console()
-    found: Iterable[Description] = check_folder(path) if path.is_dir() else [check_file(path)]
+    found: Iterable[Description]
+    if holds_images(path):
+        found = check_images(path)
+    else:
+        found = check_folder(path) if path.is_dir() else [check_file(path)]
     for description in found:
         table = Table(title=f"{description.path.name}: {description.layout}", show_header=False)
         for name, value in description.facts:

@@ -5,13 +5,17 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fst.classifiers import Classifier
 from fst.commands.train import choose_device, recorded_data
 from fst.data import BurgersData
 from fst.data.splits import TestSplit
-from fst.evaluation.fields import Fields, sample_fields
-from fst.evaluation.once import score_once
-from fst.evaluation.protocol import EvaluationError, fingerprint
-from fst.evaluation.protocol import evaluate as score
+from fst.evaluation import classification, protocol
+from fst.evaluation.accuracy_tables import accuracy_table
+from fst.evaluation.classification import ClassificationSettings
+from fst.evaluation.fields import sample_fields
+from fst.evaluation.image_fields import sample_image_fields
+from fst.evaluation.once import Scores, score_once
+from fst.evaluation.protocol import EvaluationError, EvaluationSettings
 from fst.evaluation.rows import Origin, Row
 from fst.evaluation.runs import RESULTS, read_origin
 from fst.evaluation.tables import error_table
@@ -49,41 +53,66 @@ def evaluate(
     best = run / "best"
     if not (best / WEIGHTS).is_file():
         raise PretrainedError(f"{run} has no trained weights yet: best/{WEIGHTS} is missing")
-    protocol = fingerprint(recipe.evaluation, (best / WEIGHTS).read_bytes())
+    mark = fingerprint(recipe, (best / WEIGHTS).read_bytes())
+    classifies = isinstance(recipe.evaluation, ClassificationSettings)
     origin = read_origin(
         run,
         recipe=recipe.name,
         task=recipe.task,
         model=recipe.model_name,
         seed=recipe.training.seed,
+        images=recipe.training.batch_size if classifies else None,
     )
 
-    def compute() -> tuple[list[Row], Fields | None]:
+    def compute() -> Scores:
         place = choose_device(device)
+        test: TestSplit = recipe.data.load_test(data or recorded_data(run), place)
+        if isinstance(recipe.evaluation, ClassificationSettings):
+            classifier = Classifier.from_pretrained(best).to(place)
+            return _score_classes(classifier, test, recipe.evaluation, origin, mark, console)
         model = Operator.from_pretrained(best).to(place)
-        test = recipe.data.load_test(data or recorded_data(run), place)
-        return _score(model, test, recipe, origin, protocol, trivial, console)
+        return _score(model, test, recipe.evaluation, origin, mark, trivial, console)
 
-    rows = score_once(run / RESULTS, protocol, compute, again=again)
-    console.print(error_table(rows).terminal())
+    rows = score_once(run / RESULTS, mark, compute, again=again)
+    console.print((accuracy_table if classifies else error_table)(rows).terminal())
     console.print(f"rows: {run / RESULTS}", style="dim")
     return rows
+
+
+def fingerprint(recipe: Recipe, weights: bytes) -> str:
+    """Identifies the weights and the protocol that a run is scored by."""
+    settings = recipe.evaluation
+    if isinstance(settings, ClassificationSettings):
+        cut = {name: getattr(recipe.data, name) for name in ("image_size", "resize")}
+        return classification.fingerprint(settings, cut, weights)
+    return protocol.fingerprint(settings, weights)
 
 
 def _score(
     model: Operator,
     test: TestSplit,
-    recipe: Recipe,
+    settings: EvaluationSettings,
     origin: Origin,
-    protocol: str,
+    mark: str,
     trivial: bool,
     console: Console,
-) -> tuple[list[Row], Fields | None]:
-    settings = recipe.evaluation
-    rows = score(model, test, settings, origin, protocol=protocol, console=console)
+) -> Scores:
+    rows = protocol.evaluate(model, test, settings, origin, protocol=mark, console=console)
     if trivial:
-        rows += trivial_rows(test, settings, origin, protocol=protocol, console=console)
+        rows += trivial_rows(test, settings, origin, protocol=mark, console=console)
     return rows, sample_fields(model, test, settings, origin)
+
+
+def _score_classes(
+    model: Classifier,
+    test: TestSplit,
+    settings: ClassificationSettings,
+    origin: Origin,
+    mark: str,
+    console: Console,
+) -> Scores:
+    rows = classification.evaluate(model, test, settings, origin, protocol=mark, console=console)
+    return rows, sample_image_fields(model, test, settings, origin)
 
 
 def read_recipe(run: Path) -> Recipe:

@@ -12,7 +12,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-import fst.baselines  # noqa: F401  (so that `from_pretrained` knows their names)
+import fst.baselines
+import fst.images  # noqa: F401  (both, so that `from_pretrained` knows their names)
+from fst.base import Model
+from fst.classifiers import Classifier
 from fst.commands.prediction_files import (
     Prediction,
     Queries,
@@ -70,7 +73,11 @@ def predict(
 def load_model(run: Path | str) -> Operator:
     """The best weights of a run folder, or the model of any folder (or hub name) that has one."""
     best = Path(run) / "best"
-    return Operator.from_pretrained(best if best.is_dir() else run)
+    model = Model.from_pretrained(best if best.is_dir() else run)
+    if isinstance(model, Classifier):
+        raise ValueError(f"{run} holds a classifier: ask it with --images, not --observations")
+    assert isinstance(model, Operator)
+    return model
 
 
 def find_device(name: str | None) -> torch.device:

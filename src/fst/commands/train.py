@@ -1,5 +1,6 @@
 """`fst train`: data, model, loop, run folder, in that order."""
 
+import hashlib
 import json
 import math
 from dataclasses import replace
@@ -10,11 +11,13 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 
-from fst.data import PointData
-from fst.data.samples import Samples
+from fst.base import Model
+from fst.data import ImageData, PointData, ResidentImages, StreamedImages
+from fst.data.samples import Rows, Samples
 from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.evaluation.protocol import EvaluationSettings
 from fst.operators import Operator
-from fst.recipes import own
+from fst.recipes import own, own_images
 from fst.recipes.recipe import Recipe, build_model, recipe_from_json
 from fst.training.errors import TrainingError
 from fst.training.loop import Summary
@@ -42,6 +45,7 @@ def train(
     folder = RunFolder.create(out, recipe.to_json())
     if PartialState().is_main_process:
         described = {"data": str(data.resolve())} | describe(training.samples)
+        described |= left_out(training.samples)
         folder.write_json("run.json", described)
     model = prepare_model(recipe, training.samples)
     return run_training(model, training, validation, recipe.training, folder, console=console)
@@ -73,11 +77,23 @@ def load(
     """Training and validation on the device; missing files are made first, by one process."""
     with PartialState().main_process_first():
         recipe.data.prepare(data, device, console)
-    return recipe.data.load(data, device, augment=recipe.training.augment)
+    augment = recipe.training.augment
+    if isinstance(recipe.data, ImageData):  # which also says what it had to leave out
+        return recipe.data.load(data, device, augment=augment, console=console)
+    return recipe.data.load(data, device, augment=augment)
 
 
-def describe(training: Samples) -> dict[str, Any]:
+def describe(training: Rows) -> dict[str, Any]:
     """Enough of the training data to notice when others have taken their place."""
+    if isinstance(training, ResidentImages | StreamedImages):
+        names = "\n".join(training.names).encode()
+        labels = json.dumps(training.labels.tolist()).encode()
+        return {
+            "training_samples": len(training),
+            "class_names": list(training.class_names),
+            "fingerprint": hashlib.sha256(names + labels).hexdigest()[:16],
+        }
+    assert isinstance(training, Samples)
     statistics = training.statistics()
     return {
         "training_samples": len(training),
@@ -86,22 +102,37 @@ def describe(training: Samples) -> dict[str, Any]:
     }
 
 
-def check_same_data(run: Path, training: Samples) -> None:
+def left_out(training: Rows) -> dict[str, Any]:
+    """Images that cannot be read do not stop a run, but it keeps their names."""
+    if not isinstance(training, ResidentImages | StreamedImages):
+        return {}
+    return {"skipped": [f"{item.name}: {item.reason}" for item in training.skipped]}
+
+
+def check_same_data(run: Path, training: Rows) -> None:
     """Raise unless a resumed run sees the data it was started with."""
     recorded, found = read_run(run), describe(training)
     for name, value in found.items():
         before = recorded.get(name, value)
-        pairs = zip(_numbers(before), _numbers(value), strict=False)
-        # Sums on another device may differ in their last digits.
-        if not all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-7) for a, b in pairs):
+        if not _same(before, value):
             raise TrainingError(
                 f"the training data are not those that {run} was started with: {name} was "
-                f"{before}, is {value}"
+                f"{_short(before)}, is {_short(value)}"
             )
 
 
-def _numbers(value: Any) -> list[float]:
-    return [float(number) for number in (value if isinstance(value, list) else [value])]
+def _same(before: Any, now: Any) -> bool:
+    if isinstance(before, list) and isinstance(now, list):
+        return len(before) == len(now) and all(map(_same, before, now))
+    if isinstance(before, str) or isinstance(now, str):
+        return bool(before == now)
+    # Sums on another device may differ in their last digits.
+    return math.isclose(float(before), float(now), rel_tol=1e-5, abs_tol=1e-7)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def check_data_folder(recipe: Recipe, data: Path | None) -> None:
@@ -110,7 +141,7 @@ def check_data_folder(recipe: Recipe, data: Path | None) -> None:
     Files are made in a folder that is absent, empty or already holds some of them; never among
     somebody's other files.
     """
-    if data is None or isinstance(recipe.data, PointData) or not data.exists():
+    if data is None or isinstance(recipe.data, PointData | ImageData) or not data.exists():
         return
     if not data.is_dir():
         raise TrainingError(f"--data must be a folder for {recipe.name}, {data} is a file")
@@ -125,7 +156,9 @@ def check_data_folder(recipe: Recipe, data: Path | None) -> None:
 
 def check_grids(recipe: Recipe) -> None:
     """Raise before training, not after it, where the evaluation asks for an impossible grid."""
-    if isinstance(recipe.data, PointData):
+    if not isinstance(recipe.evaluation, EvaluationSettings):
+        return
+    if isinstance(recipe.data, PointData | ImageData):
         return
     for grid in recipe.evaluation.grids:
         if any(count > size for count, size in zip(grid, recipe.data.grid, strict=True)):
@@ -135,10 +168,13 @@ def check_grids(recipe: Recipe) -> None:
             )
 
 
-def prepare_model(recipe: Recipe, training: Samples) -> Operator:
-    """The untrained model, with the statistics of the training data."""
+def prepare_model(recipe: Recipe, training: Rows) -> Model:
+    """The untrained model; an operator with the statistics of the training data."""
     torch.manual_seed(recipe.training.seed)
     model = build_model(recipe.model)
+    if not isinstance(model, Operator):
+        return model
+    assert isinstance(training, Samples)
     statistics = training.statistics()
     if recipe.standardization is not None:
         mean, deviation = (torch.tensor(number) for number in recipe.standardization)
@@ -178,6 +214,8 @@ def data_path(recipe: Recipe, data: Path | None) -> Path:
         return data
     if isinstance(recipe.data, PointData):
         raise TrainingError(f"recipe {recipe.name} needs a file of yours: add --data FILE")
+    if not recipe.data_folder:
+        raise TrainingError(f"recipe {recipe.name} needs images of yours: add --data FOLDER")
     return Path("data") / recipe.data_folder
 
 
@@ -199,7 +237,9 @@ def read_run(run: Path) -> dict[str, Any]:
 
 
 def fit_to_data(recipe: Recipe, data: Path) -> Recipe:
-    """A recipe for a user's own file takes its sizes from that file."""
+    """A recipe takes from the data what they decide: the sizes of points, the classes of images."""
+    if isinstance(recipe.data, ImageData):
+        return own_images.fitted(recipe, recipe.data.describe(data))
     if not isinstance(recipe.data, PointData):
         return recipe
     return own.fitted(recipe, recipe.data.describe(data))

@@ -1,7 +1,8 @@
 """Data: laws and solvers, files, splits, and the batches that training and evaluation take.
 
 `burgers` and `darcy` make samples; `BurgersData`, `DarcyData` and `PointData` are what a recipe
-says about its data; `write_points` and `read_points` are for a user's own.
+says about its data; `write_points` and `read_points` are for a user's own. `ImageData` is for
+labelled images.
 """
 
 from fst.data import burgers, cole_hopf, darcy
@@ -9,6 +10,11 @@ from fst.data.burgers_data import BurgersData
 from fst.data.check import Description, check_file, check_folder
 from fst.data.darcy_data import DarcyData
 from fst.data.errors import DataError
+from fst.data.image_augmentation import ImageAugmentation
+from fst.data.image_check import check_images
+from fst.data.image_data import ImageData
+from fst.data.image_samples import ImageBatch, ResidentImages, StreamedImages
+from fst.data.images import Skipped
 from fst.data.point_data import PointData
 from fst.data.point_files import Label, PointFile, PointSample, read_points
 from fst.data.point_writer import Labels, write_points
@@ -22,20 +28,27 @@ __all__ = [
     "DataError",
     "Description",
     "GridSamples",
+    "ImageAugmentation",
+    "ImageBatch",
+    "ImageData",
     "Label",
     "Labels",
     "Partition",
     "PointData",
     "PointFile",
     "PointSample",
+    "ResidentImages",
     "Samples",
+    "Skipped",
     "Statistics",
+    "StreamedImages",
     "TestSplit",
     "TrainingSplit",
     "ValidationSplit",
     "burgers",
     "check_file",
     "check_folder",
+    "check_images",
     "cole_hopf",
     "darcy",
     "read_points",

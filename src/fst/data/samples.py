@@ -7,7 +7,7 @@ nothing loops over samples and nothing waits for the host.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -43,13 +43,11 @@ class Statistics:
     output_deviation: Tensor
 
 
-class Samples(ABC):
-    """One split of one data set. Moving it to a device gives a new object."""
+class Rows(ABC):
+    """Numbered samples on one device: all that the training loop needs to know of data.
 
-    domain: Domain
-    value_channels: int
-    output_channels: int
-    condition_channels: int
+    What a batch holds is between the data and the training objective.
+    """
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -59,9 +57,9 @@ class Samples(ABC):
     def device(self) -> torch.device: ...
 
     @abstractmethod
-    def to(self, device: torch.device | str) -> Self: ...
+    def to(self, device: torch.device | str) -> Self:
+        """The same rows on a device, as a new object."""
 
-    @abstractmethod
     def choose(
         self, solutions: int, count: int | None, generator: torch.Generator
     ) -> Int[Tensor, "b k"] | None:
@@ -69,11 +67,11 @@ class Samples(ABC):
 
         The generator lives on the samples' device. The result is for `batch` alone to interpret.
         """
+        del solutions, count, generator
+        return None
 
-    def augmentations(
-        self, solutions: int, generator: torch.Generator
-    ) -> Int[Tensor, "b a"] | None:
-        """A random symmetry for each of `solutions` rows; None where data are used as stored."""
+    def augmentations(self, solutions: int, generator: torch.Generator) -> Tensor | None:
+        """A random change for each of `solutions` rows; None where data are used as stored."""
         del solutions, generator
         return None
 
@@ -82,9 +80,31 @@ class Samples(ABC):
         self,
         rows: Int[Tensor, " b"],
         chosen: Int[Tensor, "b k"] | None = None,
-        augmentation: Int[Tensor, "b a"] | None = None,
-    ) -> Batch:
+        augmentation: Tensor | None = None,
+    ) -> Any:
         """The given rows, at the `chosen` targets (all of them when None)."""
+
+
+class Samples(Rows):
+    """One split of one data set of solutions."""
+
+    domain: Domain
+    value_channels: int
+    output_channels: int
+    condition_channels: int
+
+    @abstractmethod
+    def choose(
+        self, solutions: int, count: int | None, generator: torch.Generator
+    ) -> Int[Tensor, "b k"] | None: ...
+
+    @abstractmethod
+    def batch(
+        self,
+        rows: Int[Tensor, " b"],
+        chosen: Int[Tensor, "b k"] | None = None,
+        augmentation: Int[Tensor, "b a"] | None = None,
+    ) -> Batch: ...
 
     @abstractmethod
     def conditions(self) -> Float[Tensor, "n c"]:

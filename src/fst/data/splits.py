@@ -6,37 +6,41 @@ A partition whose splits overlap cannot be made.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Int
 
-from fst.data.samples import Samples
+from fst.data.samples import Rows
+
+# Which kind of samples: solutions of an equation, or images.
+Kind = TypeVar("Kind", bound=Rows)
 
 SPLITS = ("training", "validation", "test")
 
 
 @dataclass(frozen=True)
-class TrainingSplit:
+class TrainingSplit(Generic[Kind]):
     """What a model learns from. Normalisation statistics come from here and nowhere else."""
 
-    samples: Samples
+    samples: Kind
 
 
 @dataclass(frozen=True)
-class ValidationSplit:
+class ValidationSplit(Generic[Kind]):
     """What a checkpoint is selected by."""
 
-    samples: Samples
+    samples: Kind
 
 
 @dataclass(frozen=True)
-class TestSplit:
+class TestSplit(Generic[Kind]):
     """What a result is reported on, once. `groups` names each sample's group in a table."""
 
     __test__ = False  # the name is the paper's word, not a class of tests for pytest to collect
 
-    samples: Samples
+    samples: Kind
     groups: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -93,7 +93,11 @@ def local_decoding(rows: Iterable[Row]) -> Figure | None:
 
 
 @matplotlib.rc_context(STYLE)
-def training(runs: Sequence[tuple[str, Curves]]) -> Figure | None:
+def training(
+    runs: Sequence[tuple[str, Curves]],
+    loss: str = "mean squared relative L2",
+    error: str = "mean relative L2",
+) -> Figure | None:
     """Loss and validation error by step; None where no run recorded any."""
     runs = [(name, curves) for name, curves in runs if curves.loss or curves.validation]
     if not runs:
@@ -106,7 +110,7 @@ def training(runs: Sequence[tuple[str, Curves]]) -> Figure | None:
         if curves.validation:
             steps, errors = zip(*curves.validation, strict=True)
             _line(axes[0, 1], steps, errors, index, name)
-    titles = ("training loss (mean squared relative L2)", "validation error (mean relative L2)")
+    titles = (f"training loss ({loss})", f"validation error ({error})")
     for place, title in zip(axes[0], titles, strict=True):
         place.set_title(title)
         place.set_xlabel("step")

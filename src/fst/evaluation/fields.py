@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -158,8 +159,8 @@ def _anchors(output: Output, count: int) -> tuple[Float[Tensor, "n m 2"], Float[
     return torch.zeros(count, 0, 2), torch.zeros(count, 0, 2)
 
 
-def save_fields(path: Path, saved: Fields) -> None:
-    """Replace the file by these fields, whole or not at all."""
+def save_fields(path: Path, saved: Any) -> None:
+    """Replace the file by the arrays of a dataclass, whole or not at all."""
     buffer = io.BytesIO()
     arrays = {each.name: getattr(saved, each.name) for each in fields(saved)}
     np.savez_compressed(buffer, **arrays)
@@ -170,13 +171,7 @@ def save_fields(path: Path, saved: Fields) -> None:
 
 def load_fields(path: Path) -> Fields:
     """The fields of a file, their shapes checked against each other."""
-    names = [each.name for each in fields(Fields)]
-    with reading(path, "saved fields (.npz)"):
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in names}
-        except (ValueError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{path}: is no file of saved fields: {error}") from None
+    arrays = read_arrays(path, Fields)
     saved = Fields(**arrays)
     samples, picture = len(saved), (len(saved.first), len(saved.second))
     profile, anchors = (len(saved.cuts), len(saved.along)), saved.anchors.shape[1:]
@@ -189,9 +184,30 @@ def load_fields(path: Path) -> Fields:
         "length_scales": anchors,
         "errors": (),
     }
-    for name, shape in expected.items():
-        if arrays[name].shape != (samples, *shape):
-            raise DataError(
-                f"{path}: {name} must have shape {(samples, *shape)}, got {arrays[name].shape}"
-            )
+    check_shapes(path, arrays, {name: (samples, *shape) for name, shape in expected.items()})
     return saved
+
+
+def read_arrays(path: Path, kind: type) -> dict[str, Array]:
+    """The arrays of a file that hold the fields of a dataclass."""
+    names = [each.name for each in fields(kind)]
+    with reading(path, "saved fields (.npz)"):
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in names}
+        except (ValueError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(f"{path}: is no file of saved fields: {error}") from None
+
+
+def stored_names(path: Path) -> set[str]:
+    """Which arrays a file holds."""
+    with reading(path, "saved fields (.npz)"), np.load(path, allow_pickle=False) as file:
+        return set(file.files)
+
+
+def check_shapes(
+    path: Path, arrays: dict[str, Array], expected: dict[str, tuple[int, ...]]
+) -> None:
+    for name, shape in expected.items():
+        if arrays[name].shape != shape:
+            raise DataError(f"{path}: {name} must have shape {shape}, got {arrays[name].shape}")

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from fst.data.errors import writing
 from fst.evaluation.fields import Fields, save_fields
+from fst.evaluation.image_fields import ImageFields
 from fst.evaluation.protocol import EvaluationError
 from fst.evaluation.rows import Row, read_rows, write_rows
 
 ROWS, FIELDS = "rows.json", "fields.npz"
 
-Scores = tuple[Sequence[Row], Fields | None]
+Scores = tuple[Sequence[Row], Fields | ImageFields | None]
 
 
 def score_once(

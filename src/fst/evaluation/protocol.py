@@ -12,8 +12,8 @@ import json
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -21,13 +21,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from fst.base import PointDraws, parameter_count
 from fst.data.atomic import package_version
 from fst.data.samples import GridSamples, Samples
 from fst.data.splits import TestSplit
-from fst.evaluation.rows import Origin, Row, group_errors, mean, shortened
+from fst.evaluation.rows import GroupError, Origin, Row, group_errors, mean, shortened
 from fst.field import Field
 from fst.metrics import relative_l2
-from fst.operators import Operator, Output, PointDraws, parameter_count
+from fst.operators import Operator, Output
 from fst.pretrained import to_json
 from fst.types import Observations
 
@@ -138,7 +139,7 @@ def measure(
     """Errors of any predictor, each batch represented once for all grids and neighbour counts."""
     views = views_of(test, settings)
     errors: dict[tuple[int, int | None], list[Tensor]] = {}
-    with _progress(console) as progress:
+    with show_progress(console) as progress:
         batches = list(row_batches(test.samples, settings))
         for rows in progress.track(batches, description=f"testing {label}".strip()):
             output = represent(test.samples.batch(rows).observations)
@@ -177,31 +178,43 @@ def make_rows(
             paper = settings.paper_errors[index]
         last = neighbors is None and index == max(1, len(settings.grids)) - 1
         groups = group_errors(errors, test.groups, dict(settings.paper_groups) if last else {})
-        rows.append(
-            Row(
-                run=origin.run,
-                recipe=origin.recipe,
-                task=origin.task,
-                model=origin.model,
-                seed=origin.seed,
-                git_hash=origin.git_hash,
-                parameters=parameters,
-                split="test",
-                grid=grid,
-                neighbors=neighbors,
-                samples=len(errors),
-                error=mean(errors),
-                paper_error=paper,
-                errors=errors,
-                groups=groups,
-                protocol=protocol,
-                fst_version=package_version(),
-                torch_version=torch.__version__,
-                device=device_name(device),
-                training=origin.training,
-            )
-        )
+        row = make_row(errors, groups, paper, origin, parameters, protocol, device)
+        rows.append(replace(row, grid=grid, neighbors=neighbors))
     return rows
+
+
+def make_row(
+    errors: tuple[float, ...],
+    groups: tuple[GroupError, ...],
+    paper_error: float | None,
+    origin: Origin,
+    parameters: int,
+    protocol: str,
+    device: torch.device,
+) -> Row:
+    """The row of one list of test errors, on no grid."""
+    return Row(
+        run=origin.run,
+        recipe=origin.recipe,
+        task=origin.task,
+        model=origin.model,
+        seed=origin.seed,
+        git_hash=origin.git_hash,
+        parameters=parameters,
+        split="test",
+        grid=None,
+        neighbors=None,
+        samples=len(errors),
+        error=mean(errors),
+        paper_error=paper_error,
+        errors=errors,
+        groups=groups,
+        protocol=protocol,
+        fst_version=package_version(),
+        torch_version=torch.__version__,
+        device=device_name(device),
+        training=origin.training,
+    )
 
 
 def views_of(test: TestSplit, settings: EvaluationSettings) -> list[Samples]:
@@ -258,6 +271,10 @@ def fingerprint(settings: EvaluationSettings, weights: bytes) -> str:
     asked = to_json(settings)
     for name in ("view", "paper_errors", "paper_groups"):  # what is shown beside the errors
         del asked[name]
+    return fingerprint_of(asked, weights)
+
+
+def fingerprint_of(asked: dict[str, Any], weights: bytes) -> str:
     text = json.dumps(asked, sort_keys=True).encode()
     return hashlib.sha256(hashlib.sha256(weights).digest() + text).hexdigest()[:16]
 
@@ -293,7 +310,7 @@ def _grids_before_neighbors(
 
 
 @contextmanager
-def _progress(console: Console | None) -> Iterator[Progress]:
+def show_progress(console: Console | None) -> Iterator[Progress]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns,

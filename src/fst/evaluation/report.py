@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fst.evaluation import charts, figures
+from fst.evaluation import charts, figures, image_figures
+from fst.evaluation.accuracy_tables import class_table, comparison_table, is_classifier
 from fst.evaluation.fields import Fields
+from fst.evaluation.image_fields import ImageFields
 from fst.evaluation.page import Page, Picture, Section, write_page
 from fst.evaluation.rows import Row
 from fst.evaluation.runs import Run, read_run
@@ -29,6 +31,18 @@ NOTES = (
     "Each line is one training run with one random seed; the spread between seeds is not known. "
     "The weights were selected by validation error, and the test set was scored once. The samples "
     "in the figures were chosen by their place in the test set, before any prediction.",
+)
+IMAGE_NOTES = (
+    "Accuracies are shares of the test images whose class is the model's first guess (top-1) or "
+    "one of its first five (top-5), in float32, after resizing and a central crop. A dash means "
+    "that there is no such number.",
+    "Each line is one training run with one random seed; the spread between seeds is not known. "
+    "The images in the figures were chosen by their class and their place in the test set, before "
+    "any guess.",
+    "The ImageNet recipes select their weights by the error on the images that they are scored "
+    "on, as the paper does. The recipes for one's own images select by images held out of the "
+    "training set.",
+    "This page holds photographs from the test set. Their licence decides who may see it.",
 )
 
 
@@ -61,13 +75,17 @@ def build_page(runs: Sequence[Run], title: str) -> Page:
         sections += task_sections(task, those)
     rows = [row for run in runs for row in run.rows]
     sections.append(training_section(runs, rows))
-    sections.append(Section("Notes", NOTES))
+    kinds = {is_classifier(row) for row in rows}
+    notes = (NOTES if False in kinds else ()) + (IMAGE_NOTES if True in kinds else ())
+    sections.append(Section("Notes", notes))
     return Page(title, tuple(map(describe, unique_runs(rows))), tuple(sections))
 
 
 def task_sections(task: str, runs: Sequence[Run]) -> list[Section]:
     """Errors of all models on one task, then the pictures of each."""
     rows = [row for run in runs for row in run.rows]
+    if is_classifier(rows[0]):
+        return image_sections(task, runs, rows)
     by_viscosity = viscosity_table(rows)
     tables = [grid_table(rows)] + ([] if by_viscosity is None else [by_viscosity])
     pictures = []
@@ -81,10 +99,49 @@ def task_sections(task: str, runs: Sequence[Run]) -> list[Section]:
         )
         pictures.append(Picture(f"{_file(task)}-local-decoding", caption, figure))
     sections = [Section(f"{task}: test error", (), tuple(tables), tuple(pictures))]
-    pictures = field_pictures([(run.name, run.fields) for run in runs if run.fields is not None])
+    pictures = field_pictures(
+        [(run.name, run.fields) for run in runs if isinstance(run.fields, Fields)]
+    )
     if pictures:
         sections.append(Section(f"{task}: predictions", (), (), tuple(pictures)))
     return sections
+
+
+def image_sections(task: str, runs: Sequence[Run], rows: Sequence[Row]) -> list[Section]:
+    """Accuracies of all classifiers on one task, then the anchors of each over a few images."""
+    tables = [comparison_table(rows)]
+    if (by_class := class_table(rows)) is not None:
+        tables.append(by_class)
+    sections = [Section(f"{task}: test accuracy", (), tuple(tables))]
+    pictures = image_pictures(
+        [(run.name, run.fields) for run in runs if isinstance(run.fields, ImageFields)]
+    )
+    if pictures:
+        sections.append(Section(f"{task}: images", (), (), tuple(pictures)))
+    return sections
+
+
+def image_pictures(runs: Sequence[tuple[str, ImageFields]]) -> list[Picture]:
+    """Anchors over images where there are anchors, and guesses alone where there are none."""
+    pictures = []
+    for name, fields in runs:
+        says = "the class of each, what it was taken for if another, and the probability of that"
+        if fields.anchors.shape[1]:
+            figure = image_figures.anchors(fields)
+            caption = (
+                f"{name}: {fields.anchors.shape[1]:,} anchors over test images ({says}). Below "
+                "each image the refinement length scales of the anchors, by colour and as soft "
+                f"circles at {figures.ELLIPSE_SCALE}× scale. Vertical rows are fixed; the "
+                f"horizontal coordinates of an anchor deviate by {fields.spread():.4f} of the "
+                "width, on average over anchors, between these images."
+            )
+            pictures.append(Picture(f"{_file(name)}-anchors", caption, figure))
+        else:
+            caption = f"{name}: test images ({says})."
+            pictures.append(
+                Picture(f"{_file(name)}-guesses", caption, image_figures.guesses(fields))
+            )
+    return pictures
 
 
 def field_pictures(runs: Sequence[tuple[str, Fields]]) -> list[Picture]:
@@ -118,9 +175,15 @@ def field_pictures(runs: Sequence[tuple[str, Fields]]) -> list[Picture]:
 def training_section(runs: Sequence[Run], rows: Sequence[Row]) -> Section:
     table = cost_table(rows)
     pictures = []
-    if (figure := charts.training([(run.name, run.curves) for run in runs])) is not None:
-        caption = "Training loss and validation error by step."
-        pictures.append(Picture("training", caption, figure))
+    names = {
+        "training": (False, "mean squared relative L2", "mean relative L2"),
+        "training-images": (True, "cross-entropy", "share of wrong first guesses"),
+    }
+    for file, (kind, *measures) in names.items():
+        curves = [(run.name, run.curves) for run in runs if is_classifier(run.rows[0]) is kind]
+        if (figure := charts.training(curves, *measures)) is not None:
+            caption = "Training loss and validation error by step."
+            pictures.append(Picture(file, caption, figure))
     return Section("Training", (), (table,) if table.lines else (), tuple(pictures))
 
 

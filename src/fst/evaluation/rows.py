@@ -1,4 +1,4 @@
-"""Result rows: one test error of one model on one test grid, and where it came from.
+"""Result rows: one test error of one model, and where it came from.
 
 A run's rows are one JSON file, a list with one row a line. Everything a table shows is in the
 rows; the mean and the group means are checked against the per-sample errors when rows are read.
@@ -16,6 +16,10 @@ from fst.pretrained import from_json, to_json, write_atomically
 # Significant digits that give a float32 back exactly.
 DIGITS = 9
 
+RELATIVE_L2 = "relative_l2"
+ACCURACIES = {"top1_error": "Top-1", "top5_error": "Top-5"}
+"""Errors that are shares of wrong answers, by the name of the accuracy that they leave."""
+
 
 @dataclass(frozen=True)
 class TrainingCost:
@@ -27,6 +31,8 @@ class TrainingCost:
     device: str
     selected_step: int | None = None
     peak_memory_gib: float | None = None
+    images_per_second: float | None = None
+    """Of training; for classifiers."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,8 @@ class Row:
 
     `grid` is None where the test points form no grid. `neighbors` is None where every anchor
     takes part in decoding. `protocol` identifies the weights and the settings of the evaluation.
+    `metric` says what an error is: the relative L2 of a solution or, for a classifier, 1 where
+    the class of an image is not among its first guess (`top1_error`) or five (`top5_error`).
     """
 
     run: str
@@ -80,6 +88,7 @@ class Row:
     torch_version: str
     device: str
     training: TrainingCost | None
+    metric: str = RELATIVE_L2
 
 
 def check(row: Row) -> None:

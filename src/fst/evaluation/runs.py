@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fst.data.errors import DataError, reading
-from fst.evaluation.fields import Fields, load_fields
+from fst.evaluation.fields import Fields, load_fields, stored_names
+from fst.evaluation.image_fields import ImageFields, load_image_fields
 from fst.evaluation.once import FIELDS, ROWS
 from fst.evaluation.rows import Origin, Row, TrainingCost, read_rows
 
@@ -30,7 +31,7 @@ class Run:
 
     name: str
     rows: tuple[Row, ...]
-    fields: Fields | None
+    fields: Fields | ImageFields | None
     curves: Curves
 
 
@@ -45,9 +46,14 @@ def read_run(folder: Path) -> Run:
     return Run(
         folder.resolve().name,
         tuple(read_rows(results / ROWS)),
-        load_fields(saved) if saved.is_file() else None,
+        read_fields(saved) if saved.is_file() else None,
         read_curves(folder / "metrics.jsonl"),
     )
+
+
+def read_fields(path: Path) -> Fields | ImageFields:
+    """The saved fields of an operator, or of a classifier: only its file holds pictures."""
+    return load_image_fields(path) if "pictures" in stored_names(path) else load_fields(path)
 
 
 def read_curves(path: Path) -> Curves:
@@ -70,9 +76,18 @@ def read_curves(path: Path) -> Curves:
 
 
 def read_origin(
-    folder: Path, *, recipe: str, task: str, model: str, seed: int | None = None
+    folder: Path,
+    *,
+    recipe: str,
+    task: str,
+    model: str,
+    seed: int | None = None,
+    images: int | None = None,
 ) -> Origin:
-    """Where a run's weights came from; what its folder does not say is None."""
+    """Where a run's weights came from; what its folder does not say is None.
+
+    `images` is how many of them a training step takes, for classifiers.
+    """
     environment = _read_json(folder / "environment.json")
     return Origin(
         run=folder.resolve().name,
@@ -81,11 +96,15 @@ def read_origin(
         model=model,
         seed=seed,
         git_hash=_git_hash(environment.get("git")),
-        training=_cost(_read_json(folder / "summary.json"), environment.get("hardware") or {}),
+        training=_cost(
+            _read_json(folder / "summary.json"), environment.get("hardware") or {}, images
+        ),
     )
 
 
-def _cost(summary: dict[str, Any], hardware: dict[str, Any]) -> TrainingCost | None:
+def _cost(
+    summary: dict[str, Any], hardware: dict[str, Any], images: int | None
+) -> TrainingCost | None:
     if "steps" not in summary:
         return None
     return TrainingCost(
@@ -95,6 +114,7 @@ def _cost(summary: dict[str, Any], hardware: dict[str, Any]) -> TrainingCost | N
         device=_device(hardware),
         selected_step=summary.get("selected_step"),
         peak_memory_gib=summary.get("peak_memory_gib"),
+        images_per_second=None if images is None else images * summary["steps_per_second"],
     )
 
 

@@ -116,11 +116,13 @@ def viscosity_table(rows: Iterable[Row]) -> Table | None:
 
 def cost_table(rows: Iterable[Row]) -> Table:
     """What each model cost to train, and where."""
-    lines = []
+    lines, rows = [], list(rows)
+    pictured = any(row.training and row.training.images_per_second for row in rows)
     for those in by_model(rows).values():
         row, cost = those[0], those[0].training
         if cost is None:
             continue
+        rate = f"{cost.images_per_second:,.0f}" if cost.images_per_second else NOTHING
         memory = NOTHING if cost.peak_memory_gib is None else f"{cost.peak_memory_gib:.1f} GiB"
         chosen = NOTHING if cost.selected_step is None else f"{cost.selected_step:,}"
         lines.append(
@@ -133,11 +135,12 @@ def cost_table(rows: Iterable[Row]) -> Table:
                 chosen,
                 duration(cost.seconds),
                 f"{cost.steps_per_second:.1f}",
+                *([rate] if pictured else []),
                 memory,
             )
         )
     header = ("Model", "Run", "Hardware", "Parameters", "Steps", "Selected step")
-    more = ("Time", "Steps/s", "Peak memory")
+    more = ("Time", "Steps/s", *(["Images/s"] if pictured else []), "Peak memory")
     return Table("Training cost", (*header, *more), tuple(lines), words=3)
 
 

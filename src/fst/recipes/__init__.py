@@ -1,10 +1,21 @@
 """Every recipe by its name. A recipe is a function that returns a complete run description."""
 
 import difflib
+import inspect
 from collections.abc import Callable
 
-from fst.operators import Operator
-from fst.recipes import ablation, burgers_all, burgers_single, darcy, demo, fast, own
+from fst.base import Model
+from fst.recipes import (
+    ablation,
+    burgers_all,
+    burgers_single,
+    darcy,
+    demo,
+    fast,
+    imagenet,
+    own,
+    own_images,
+)
 from fst.recipes.recipe import Recipe, build_model
 
 _FUNCTIONS: list[Callable[[], Recipe]] = [
@@ -21,9 +32,15 @@ _FUNCTIONS: list[Callable[[], Recipe]] = [
     darcy.perceiver_io,
     darcy.transolver,
     darcy.deeponet,
+    imagenet.fst,
+    imagenet.vit,
+    imagenet.cnn_vit,
     *ablation.recipes(),
     demo.burgers,
     own.fst,
+    own_images.fst,
+    own_images.vit,
+    own_images.cnn_vit,
     fast.burgers_single_fst,
     fast.burgers_all_fst,
     fast.darcy_fst,
@@ -51,9 +68,9 @@ def find(name: str) -> Recipe:
 def describe(name: str) -> str:
     """The recipe's docstring: what it is, its command, its cost and the paper's score."""
     make = RECIPES[name]
-    return (getattr(make, "func", make).__doc__ or "").strip()
+    return inspect.cleandoc(getattr(make, "func", make).__doc__ or "")
 
 
-def build(name: str) -> Operator:
+def build(name: str) -> Model:
     """The untrained model of a recipe, on the CPU in float32."""
     return build_model(find(name).model)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Literal
 
 from fst.config import FunctionSpaceConfig
+from fst.evaluation.protocol import EvaluationSettings
 from fst.recipes import burgers_single
 from fst.recipes.recipe import Recipe
 
@@ -30,6 +31,7 @@ REFINEMENT_ERRORS = {1: 0.06209, 2: 0.04442, 4: 0.04069, 8: 0.06496}
 
 def _variant(name: str, model: FunctionSpaceConfig, error: float) -> Recipe:
     base = burgers_single.fst()
+    assert isinstance(base.evaluation, EvaluationSettings)
     evaluation = replace(base.evaluation, grids=((201, 1024),), neighbors=(), paper_errors=(error,))
     return base.derive(
         f"ablation/{name}", task="ablation", model=model, evaluation=evaluation, paper_error=error

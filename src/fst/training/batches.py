@@ -1,23 +1,39 @@
 """The batches of a run: what step s holds is a function of the seed and s alone.
 
 Every process draws the same global batch and takes its share, so the number of processes changes
-no sample, query or symmetry. Nothing needs to be stored to resume, and the rows of any step can
-be named afterwards.
+no sample, query or augmentation. Nothing needs to be stored to resume, and the rows of any step
+can be named afterwards. A share comes in `accumulate` parts, as equal as whole numbers allow.
 """
 
-from itertools import count
+from collections.abc import Generator, Iterator, Sequence
+from itertools import count, islice, pairwise
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fst.data.samples import Batch, Samples
+from fst.data.samples import Rows
 from fst.training.errors import TrainingError
 from fst.training.settings import TrainingSettings
 
 # Streams of one seed: the order of samples by epoch, and the choices within a step.
 _ORDER, _CHOICES = 0, 1
+
+# Rows, and the seed of what is random about them; None takes them as they are.
+Plan = Iterator[tuple[Int[Tensor, " b"], int | None]]
+
+
+@runtime_checkable
+class Streamed(Protocol):
+    """Rows that are made ahead of time, in the background, in the order of a plan.
+
+    Batches come on the host. What a row becomes is a function of the row and the seed alone, and
+    nothing is drawn from the generator of the whole process: a resumed run starts its stream anew.
+    """
+
+    def iterate(self, plan: Plan) -> Iterator[Any]: ...
 
 
 class Batches:
@@ -28,23 +44,27 @@ class Batches:
     """
 
     def __init__(
-        self, samples: Samples, settings: TrainingSettings, process: int = 0, processes: int = 1
+        self, samples: Rows, settings: TrainingSettings, process: int = 0, processes: int = 1
     ) -> None:
         if len(samples) == 0:
             raise TrainingError("the training split holds no samples")
-        if processes > settings.batch_size:
+        size, accumulate = settings.batch_size, settings.accumulate
+        if processes * accumulate > size:
+            parts = f" times accumulate {accumulate}" if accumulate > 1 else ""
             raise TrainingError(
-                f"batch_size must be at least the {processes} processes, got {settings.batch_size}"
+                f"batch_size must be at least the {processes} processes{parts}, got {size}"
             )
         self.samples = samples
         self.settings = settings
-        size = settings.batch_size
-        self.share = slice(size * process // processes, size * (process + 1) // processes)
+        share = _pieces(slice(0, size), processes)[process]
+        self.parts = _pieces(share, accumulate)
+        # Resident data are chosen from on their device; a stream is planned on the host.
+        self.planned_on = samples.device
         self._generator = torch.Generator(samples.device)
         self._orders: dict[int, Tensor] = {}
 
     def rows(self, step: int) -> Int[Tensor, " b"]:
-        """The samples of the global batch of `step`, counted from 1, on the samples' device."""
+        """The samples of the global batch of `step`, counted from 1, where they are planned."""
         size, total = self.settings.batch_size, len(self.samples)
         first, last = (step - 1) * size, step * size
         parts = []
@@ -55,28 +75,94 @@ class Batches:
             parts.append(self._order(epoch)[max(first - start, 0) : last - start])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def at(self, step: int) -> Batch:
-        """This process's share of the batch of `step`."""
-        settings, samples, share = self.settings, self.samples, self.share
-        state = np.random.SeedSequence((settings.seed, _CHOICES, step)).generate_state(1, np.uint64)
-        self._generator.manual_seed(int(state[0]))
-        chosen = samples.choose(settings.batch_size, settings.queries, self._generator)
+    def at(self, step: int) -> Iterator[Any]:
+        """This process's share of the batch of `step`, one part after the other."""
+        settings, samples = self.settings, self.samples
+        generator = self._generator.manual_seed(self._seed(step))
+        chosen = samples.choose(settings.batch_size, settings.queries, generator)
         augmentation = None
         if settings.augment:
-            augmentation = samples.augmentations(settings.batch_size, self._generator)
-        return samples.batch(
-            self.rows(step)[share],
-            None if chosen is None else chosen[share],
-            None if augmentation is None else augmentation[share],
-        )
+            augmentation = samples.augmentations(settings.batch_size, generator)
+        rows = self.rows(step)
+        for part in self.parts:
+            yield samples.batch(
+                rows[part],
+                None if chosen is None else chosen[part],
+                None if augmentation is None else augmentation[part],
+            )
+
+    def close(self) -> None:
+        """End what runs in the background, if anything does."""
+
+    def _seed(self, step: int) -> int:
+        state = np.random.SeedSequence((self.settings.seed, _CHOICES, step))
+        return int(state.generate_state(1, np.uint64)[0])
 
     def _order(self, epoch: int) -> Int[Tensor, " n"]:
         order = self._orders.get(epoch)
         if order is None:
             generator = np.random.default_rng((self.settings.seed, _ORDER, epoch))
             order = torch.from_numpy(generator.permutation(len(self.samples)))
-            order = order.to(self.samples.device)
+            order = order.to(self.planned_on)
             # A batch reaches into the next epoch at most; older orders are not needed again.
             self._orders = {e: o for e, o in self._orders.items() if e >= epoch - 1}
             self._orders[epoch] = order
         return order
+
+
+class StreamedBatches(Batches):
+    """The same plan for samples that are decoded in the background, some steps ahead."""
+
+    def __init__(
+        self, samples: Rows, settings: TrainingSettings, process: int = 0, processes: int = 1
+    ) -> None:
+        super().__init__(samples, settings, process, processes)
+        self.planned_on = torch.device("cpu")
+        self._next = 0
+        self._stream: Generator[Any, None, None] | None = None
+
+    def at(self, step: int) -> Iterator[Any]:
+        if self._stream is None or step != self._next:  # the first step of a new or resumed run
+            self.close()
+            self._stream = self._read(step)
+        self._next = step + 1
+        yield from islice(self._stream, len(self.parts))
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _read(self, step: int) -> Generator[Any, None, None]:
+        assert isinstance(self.samples, Streamed)
+        for batch in self.samples.iterate(self._plan(step)):
+            yield batch.to(self.samples.device)
+
+    def _plan(self, first: int) -> Plan:
+        for step in count(first):
+            rows, seed = self.rows(step), self._seed(step) if self.settings.augment else None
+            for part in self.parts:
+                yield rows[part], seed
+
+
+def plan(samples: Rows, settings: TrainingSettings, process: int, processes: int) -> Batches:
+    """The training batches of this process."""
+    kind = StreamedBatches if isinstance(samples, Streamed) else Batches
+    return kind(samples, settings, process, processes)
+
+
+def in_order(samples: Rows, parts: Sequence[Int[Tensor, " b"]]) -> Iterator[Any]:
+    """The given rows as they are, one batch for each part: for validation."""
+    if isinstance(samples, Streamed):
+        for batch in samples.iterate((part, None) for part in parts):
+            yield batch.to(samples.device)
+    else:
+        for part in parts:
+            yield samples.batch(part.to(samples.device))
+
+
+def _pieces(whole: slice, pieces: int) -> list[slice]:
+    """A slice in so many consecutive ones, as equal as whole numbers allow."""
+    start, size = whole.start, whole.stop - whole.start
+    ends = [start + size * number // pieces for number in range(pieces + 1)]
+    return [slice(*pair) for pair in pairwise(ends)]

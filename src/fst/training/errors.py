@@ -26,10 +26,12 @@ class NonFiniteError(TrainingError):
 class Interrupted(Exception):  # noqa: N818  (not a fault: the run was saved and can go on)
     """Ctrl-C or a termination signal: the step was finished and a checkpoint saved."""
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int, processes: int = 1) -> None:
+        # Several processes need what started them: fst train alone would go on with one.
+        launcher = f" (under the launcher that started these {processes} processes)"
         super().__init__(
             f"interrupted after step {step:,}; the run is saved. "
-            f"Resume with: fst train --resume {folder}"
+            f"Resume with: fst train --resume {folder}{launcher if processes > 1 else ''}"
         )
         self.folder = folder
         self.step = step

@@ -71,11 +71,12 @@ class Journal:
         progression = self.trainer.progression
         step, error = progression.history[-1]
         if self.records is not None and progression.best is not None:
-            self.records.add("validation", step, {"error": error, "best": progression.best[1]})
+            selecting = {"error": error, "best": progression.best[1]}
+            self.records.add("validation", step, selecting | progression.errors)
 
     def show(self, *, validated: bool) -> None:
-        history = self.trainer.progression.history
-        self.progress.show(self._reading, history[-1][1] if history else None, now=validated)
+        errors = tuple(self.trainer.progression.errors.values())
+        self.progress.show(self._reading, errors, now=validated)
 
     def sync(self) -> None:
         """Bring what was written to the disk."""

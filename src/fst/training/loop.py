@@ -7,7 +7,7 @@ the losses, logs, validates and saves; it ends when the schedule says so, or is 
 
 import copy
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,8 +16,8 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, TorchDynamoPlugin
 from rich.console import Console
 
+from fst.base import Model
 from fst.data.splits import TrainingSplit, ValidationSplit
-from fst.operators import Operator
 from fst.training import checkpoint
 from fst.training.errors import (
     CheckpointError,
@@ -50,11 +50,14 @@ class Summary:
     """Allocated on the GPU of the main process since the last start; None on a CPU."""
     selected_step: int | None
     validation_error: float | None
+    """Of the selected step: the first of the objective's errors."""
     reason: str
+    validation_errors: dict[str, float] = field(default_factory=dict)
+    """Of the selected step: every error of the objective, by its name."""
 
 
 def train(
-    model: Operator,
+    model: Model,
     training: TrainingSplit,
     validation: ValidationSplit,
     settings: TrainingSettings,
@@ -76,6 +79,7 @@ def train(
     if folder.resume_from is not None:
         resume(trainer, folder, folder.resume_from)
     with ExitStack() as stack:
+        stack.callback(trainer.batches.close)
         interruption = stack.enter_context(Interruption())
         start = trainer.progression.step
         records = stack.enter_context(Records(folder, settings, start)) if main else None
@@ -132,7 +136,7 @@ def run(trainer: Trainer, folder: RunFolder, journal: Journal, interruption: Int
         progression.other_seconds += watch.lap()
         if interrupted and reason is None:
             trainer.accelerator.wait_for_everyone()  # until the checkpoint is there
-            raise Interrupted(folder.path, step)
+            raise Interrupted(folder.path, step, trainer.processes)
     return reason
 
 
@@ -181,4 +185,5 @@ def summarize(trainer: Trainer, reason: str) -> Summary:
         selected_step=step,
         validation_error=error,
         reason=reason,
+        validation_errors=progression.best_errors,
     )

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from fst.operators import Operator
+from fst.base import Model
 from fst.training.errors import TrainingError
 from fst.training.settings import TrainingSettings
 
 
-def build_optimizer(model: Operator, settings: TrainingSettings) -> torch.optim.Optimizer:
+def build_optimizer(model: Model, settings: TrainingSettings) -> torch.optim.Optimizer:
     """Adam or AdamW; each group keeps its base rate under `base`, which the schedule multiplies."""
     rates = {"main": settings.learning_rate, "predictor": settings.learning_rate}
     if settings.predictor_learning_rate is not None:
@@ -22,14 +22,18 @@ def build_optimizer(model: Operator, settings: TrainingSettings) -> torch.optim.
         raise TrainingError(
             f"learning_rate_groups of {type(model).__name__} must cover every parameter"
         )
-    groups = [
-        {"params": members, "lr": rates[name], "base": rates[name], "name": name}
-        for name, members in by_name.items()
-    ]
+    spared = {id(parameter) for parameter in model.undecayed()}
+    groups = []
+    for name, members in by_name.items():
+        decayed = [p for p in members if id(p) not in spared]
+        others = [p for p in members if id(p) in spared]
+        for chosen, decay in ((decayed, settings.weight_decay), (others, 0.0)):
+            group = {"params": chosen, "weight_decay": decay, "name": name, "lr": rates[name]}
+            groups += [group | {"base": rates[name]}] if chosen else []
     kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
     # The fused update takes no complex weights, which spectral models have.
     fused = all(p.is_cuda and p.is_floating_point() for p in grouped)
-    return kind(groups, eps=settings.epsilon, weight_decay=settings.weight_decay, fused=fused)
+    return kind(groups, eps=settings.epsilon, fused=fused)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
@@ -44,7 +48,7 @@ class Average:
     starts short, so that the untrained weights are soon forgotten.
     """
 
-    def __init__(self, model: Operator, decay: float) -> None:
+    def __init__(self, model: Model, decay: float) -> None:
         self.decay = decay
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         self._averaged: list[Tensor] = list(self.model.parameters())

@@ -56,7 +56,7 @@ class Progress:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, reading: Reading, validation: float | None, *, now: bool = False) -> None:
+    def show(self, reading: Reading, validation: tuple[float, ...], *, now: bool = False) -> None:
         """Update the live line, or print a plain one if `now` or if the last is long ago."""
         text = self._text(reading, validation)
         if self._live is not None:
@@ -68,10 +68,10 @@ class Progress:
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _text(self, reading: Reading, validation: float | None) -> str:
+    def _text(self, reading: Reading, validation: tuple[float, ...]) -> str:
         parts = [f"loss {reading.loss:.3e}"]
-        if validation is not None:
-            parts.append(f"validation {validation:.5f}")
+        if validation:
+            parts.append("validation " + " / ".join(f"{error:.5f}" for error in validation))
         parts.append(f"rate {reading.learning_rate:.1e}")
         parts.append(f"{reading.steps_per_second:.1f} steps/s")
         if reading.steps_per_second > 0:

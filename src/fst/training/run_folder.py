@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from fst.operators import Operator
+from fst.base import Model
 from fst.pretrained import write_atomically
 from fst.training import checkpoint, environment
 from fst.training.errors import CheckpointError, TrainingError, clear_file_errors
@@ -103,7 +103,7 @@ class RunFolder:
     def summary(self) -> Path:
         return self.path / "summary.json"
 
-    def save_best(self, model: Operator) -> None:
+    def save_best(self, model: Model) -> None:
         """Replace the best weights; a reader sees the old or the new ones, never a part."""
         with clear_file_errors(self.best):
             model.save_pretrained(self.best)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fst.training.objectives import CrossEntropy, RelativeL2
 from fst.training.schedules import Plateau, Stages, WarmupCosine
 
 
@@ -10,6 +11,8 @@ from fst.training.schedules import Plateau, Stages, WarmupCosine
 class TrainingSettings:
     """One training run. The defaults are those of single-viscosity Burgers in the paper."""
 
+    objective: RelativeL2 | CrossEntropy = field(default_factory=RelativeL2)
+    """What is minimised and validated: RelativeL2 for operators, CrossEntropy for classifiers."""
     schedule: Stages | Plateau | WarmupCosine = field(default_factory=Plateau)
     """How the learning rates change, and when training ends."""
     learning_rate: float = 1e-3
@@ -25,7 +28,10 @@ class TrainingSettings:
     clip: float | None = None
     """Largest norm of the whole gradient; None leaves it as it is."""
     batch_size: int = 48
-    """Solutions in one step, over all processes together."""
+    """Samples in one step, over all processes together."""
+    accumulate: int = 1
+    """Parts into which each process splits its share of the batch, to fit the memory. One step
+    is made of all of them: the gradient is that of the whole batch."""
     queries: int | None = 2_500
     """Targets drawn for each solution and step; None takes all of them."""
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -36,7 +42,7 @@ class TrainingSettings:
     validate_every: int = 2_000
     """Steps between validations."""
     validation_batch: int = 8
-    """Solutions validated at once; it decides which evaluation points each of them gets."""
+    """Samples validated at once; it decides which evaluation points each of them gets."""
     validation_anchor_seed: int = 2026091322
     """Of the anchors among the evaluation points of a validation."""
     validation_sobol_seed: int = 2026091323
@@ -66,7 +72,7 @@ class TrainingSettings:
     """Send the metrics to Weights & Biases as well."""
 
     def __post_init__(self) -> None:
-        counts = ("batch_size", "validate_every", "validation_batch", "log_every")
+        counts = ("batch_size", "accumulate", "validate_every", "validation_batch", "log_every")
         for name in (*counts, "checkpoint_every", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

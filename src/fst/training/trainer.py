@@ -2,14 +2,15 @@
 
 An update draws the global batch of its step, of which each process takes a share, and descends on
 
-    loss = 1/B Σ_i ‖prediction_i - target_i‖² / ‖target_i‖²,
+    loss = 1/B Σ_i loss_i,
 
-the sum running over the B solutions of all processes. The host never waits for the device within
-an update: losses and gradient norms stay there until they are read, and a step that was not
-finite is named then.
+the sum running over the B samples of all processes and of all parts of their shares; the objective
+says what loss_i is. The host never waits for the device within an update: losses and gradient norms
+stay there until they are read, and a step that was not finite is named then.
 """
 
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,24 +19,30 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from fst.data.samples import Samples
-from fst.operators import Operator, PointDraws, PointStream
-from fst.training.batches import Batches
+from fst.base import Model, PointDraws, PointStream
+from fst.data.samples import Rows
+from fst.training.batches import in_order, plan
 from fst.training.checkpoint import Checkpoint
 from fst.training.errors import CheckpointError, NonFiniteError, TrainingError
+from fst.training.objectives import Objective
 from fst.training.optimization import Average, build_optimizer, set_rates
 from fst.training.schedules import History
 from fst.training.settings import TrainingSettings
-from fst.training.supervised import Supervised, errors, losses
 
 
 @dataclass
 class Progression:
-    """Where a run stands, in plain numbers. `pending` holds what no log line has used yet."""
+    """Where a run stands, in plain numbers.
+
+    `history` and `best` hold the first error of validations; `errors` and `best_errors` all errors
+    of the last and of the best one. `pending` holds what no log line has used yet.
+    """
 
     step: int = 0
     history: History = ()
     best: tuple[int, float] | None = None
+    errors: dict[str, float] = field(default_factory=dict)
+    best_errors: dict[str, float] = field(default_factory=dict)
     pending: list[tuple[float, float]] = field(default_factory=list)
     training_seconds: float = 0.0
     other_seconds: float = 0.0
@@ -47,6 +54,8 @@ class Progression:
             step=values["step"],
             history=tuple((step, error) for step, error in values["history"]),
             best=None if best is None else (best[0], best[1]),
+            errors=values["errors"],
+            best_errors=values["best_errors"],
             pending=[(loss, norm) for loss, norm in values["pending"]],
             training_seconds=values["training_seconds"],
             other_seconds=values["other_seconds"],
@@ -58,9 +67,9 @@ class Trainer:
 
     def __init__(
         self,
-        model: Operator,
-        training: Samples,
-        validation: Samples,
+        model: Model,
+        training: Rows,
+        validation: Rows,
         settings: TrainingSettings,
         accelerator: Accelerator,
     ) -> None:
@@ -69,7 +78,9 @@ class Trainer:
         self.accelerator = accelerator
         self.device: torch.device = accelerator.device
         self.processes: int = accelerator.num_processes
-        self.batches = Batches(
+        for samples in (training, validation):
+            self.objective.check(model, samples)
+        self.batches = plan(
             training.to(self.device), settings, accelerator.process_index, self.processes
         )
         if len(validation) == 0:
@@ -79,18 +90,26 @@ class Trainer:
         # bfloat16 needs no loss scaling, so the optimiser works as it is; wrapped by Accelerate,
         # it would search the disk for optional packages at every step.
         self.optimizer = build_optimizer(model, settings)
-        self.module = accelerator.prepare(Supervised(model))
+        self.module = accelerator.prepare(self.objective.module(model))
         # After the line above, which gives every process the weights of the first.
         self.average = None if settings.average is None else Average(model, settings.average)
         self.points = model.point_stream(settings.seed + 1, settings.seed + 2)
         self.parameters = list(model.parameters())
+        if settings.accumulate > 1:
+            # Parts add up in tensors of our own: memory of a replayed CUDA graph is overwritten.
+            for parameter in self.parameters:
+                parameter.grad = torch.zeros_like(parameter)
         self.progression = Progression()
         self.best_weights: dict[str, Tensor] = {}
         self._unread = 0
         self._table = torch.zeros(settings.log_every, 2, device=self.device)
 
     @property
-    def selected(self) -> Operator:
+    def objective(self) -> Objective:
+        return self.settings.objective
+
+    @property
+    def selected(self) -> Model:
         """The model that is validated: the moving average where there is one."""
         return self.model if self.average is None else self.average.model
 
@@ -99,19 +118,28 @@ class Trainer:
         self.progression.step += 1
         step, settings = self.progression.step, self.settings
         set_rates(self.optimizer, self.schedule.factor(step, self.progression.history))
-        batch = self.batches.at(step)
-        prediction = self.module(batch.observations, batch.queries, self._draw(self.points))
-        loss = losses(prediction, batch).sum() / settings.batch_size
-        # Gradients are averaged over processes, but the loss is a sum over their shares.
-        (loss * self.processes if self.processes > 1 else loss).backward()
+        draws = self._draw(self.points)  # one for the step, however many parts it has
+        losses = [
+            self._backward(batch, draws, last=part == settings.accumulate)
+            for part, batch in enumerate(self.batches.at(step), start=1)
+        ]
         limit = math.inf if settings.clip is None else settings.clip
         norm = clip_grad_norm_(self.parameters, limit)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=settings.accumulate == 1)
         if self.average is not None:
             self.average.update(step)
-        torch.stack((loss.detach(), norm), out=self._table[self._unread])
+        torch.stack((torch.stack(losses).sum(), norm), out=self._table[self._unread])
         self._unread += 1
+
+    def _backward(self, batch: Any, draws: PointDraws | None, *, last: bool) -> Tensor:
+        """Add one part's gradient; processes exchange gradients in the last part only."""
+        with nullcontext() if last else self.accelerator.no_sync(self.module):
+            prediction = self.module(*self.objective.inputs(batch), draws)
+            loss = self.objective.losses(prediction, batch).sum() / self.settings.batch_size
+            # Gradients are averaged over processes, but the loss is a sum over their shares.
+            (loss * self.processes if self.processes > 1 else loss).backward()
+        return loss.detach()
 
     def read(self) -> None:
         """Bring the losses since the last reading to the host; raise if one is not finite.
@@ -144,41 +172,49 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> bool:
-        """Measure the mean relative L2 error in float32; True if it is the lowest so far."""
+        """Measure the mean errors in float32; True if the first is the lowest so far."""
         model, settings = self.selected, self.settings
         model.eval()
         seeds = (settings.validation_anchor_seed, settings.validation_sobol_seed)
         stream = model.point_stream(*seeds)
-        total, bad = torch.zeros(2, dtype=torch.float64), []
-        rows = torch.arange(len(self.validation), device=self.device)
-        for number, part in enumerate(rows.split(settings.validation_batch)):
+        total = torch.zeros(len(self.objective.names) + 1, dtype=torch.float64)
+        bad: list[int] = []
+        parts = torch.arange(len(self.validation)).split(settings.validation_batch)
+        process = self.accelerator.process_index
+        batches = in_order(self.validation, parts[process :: self.processes])
+        for number, part in enumerate(parts):
             if settings.validation_reset == "batch":
                 stream = model.point_stream(*seeds)
             # Drawn by every process, so that a batch has the same points whoever takes it.
             draws = self._draw(stream)
-            if number % self.processes != self.accelerator.process_index:
+            if number % self.processes != process:
                 continue
-            found = errors(model, self.validation.batch(part), draws).double()
-            bad += part[~found.isfinite()].tolist()
-            total += torch.stack((found.sum(), found.new_tensor(len(part)))).cpu()
+            found = self.objective.errors(model, next(batches), draws).double().cpu()
+            bad += part[~found.isfinite().all(dim=1)].tolist()
+            total += torch.cat((found.sum(dim=0), torch.tensor([len(part)])))
         if self.processes > 1:
             total = self.accelerator.reduce(total.to(self.device), reduction="sum")
         self.model.train()
-        error = (total[0] / total[1]).item()
-        step = self.progression.step
-        if not math.isfinite(error):
+        return self._judge((total[:-1] / total[-1]).tolist(), bad)
+
+    def _judge(self, means: list[float], bad: list[int]) -> bool:
+        """Take up the errors of a validation; the first of them decides which weights are best."""
+        error, progression = means[0], self.progression
+        step = progression.step
+        if not all(map(math.isfinite, means)):
             raise NonFiniteError(
                 f"the validation error of step {step:,} is {error}; "
                 f"validation samples with a non-finite error: {bad}",
                 step,
                 bad,
             )
-        self.progression.history += ((step, error),)
-        best = self.progression.best
-        if best is not None and error >= best[1]:
+        progression.errors = dict(zip(self.objective.names, means, strict=True))
+        progression.history += ((step, error),)
+        if progression.best is not None and error >= progression.best[1]:
             return False
-        self.progression.best = (step, error)
-        self.best_weights = {name: t.clone() for name, t in model.state_dict().items()}
+        progression.best = (step, error)
+        progression.best_errors = progression.errors
+        self.best_weights = {name: t.clone() for name, t in self.selected.state_dict().items()}
         return True
 
     def capture(self) -> Checkpoint:

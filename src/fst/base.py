@@ -1,0 +1,96 @@
+"""What every model of this package shares, whatever it predicts.
+
+A model is built from one configuration, saves and loads itself, names the parameters that take a
+learning rate of their own, and says which random evaluation points it consumes. Operators and
+classifiers add what goes in and what comes out.
+"""
+
+from abc import ABC
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from fst import pretrained
+
+
+class PointDraws(NamedTuple):
+    """Raw random choices of evaluation points for R refinement steps, shared by the batch."""
+
+    anchor_indices: Int[Tensor, "r a"]
+    uniform: Float[Tensor, "r u s"]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "PointDraws":
+        return PointDraws(
+            self.anchor_indices.to(device, non_blocking=True),
+            self.uniform.to(device, dtype, non_blocking=True),
+        )
+
+
+class PointStream(Protocol):
+    """A resumable source of `PointDraws`: two seeds and a position."""
+
+    def draw(self) -> PointDraws: ...
+
+    def state(self) -> dict[str, int]: ...
+
+    def restore(self, state: dict[str, int]) -> None: ...
+
+
+class Model(nn.Module, ABC):
+    """A network that is built from one configuration and can be trained, saved and loaded."""
+
+    config_type: ClassVar[type]
+    config: Any
+
+    def point_stream(self, anchor_seed: int, sobol_seed: int) -> PointStream | None:
+        """The random evaluation points this model consumes, if it consumes any."""
+        del anchor_seed, sobol_seed
+        return None
+
+    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by the learning rate they take: `main`, and `predictor` where there is one."""
+        return {"main": list(self.parameters())}
+
+    def undecayed(self) -> list[nn.Parameter]:
+        """Parameters that weight decay leaves alone, because zero is no natural value of theirs."""
+        return []
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write `model.safetensors` and `config.json`, the statistics included."""
+        pretrained.save(type(self).__name__, self.config, self.state_dict(), Path(folder))
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path) -> Self:
+        """The model saved in a local folder, or under that name on the Hugging Face hub.
+
+        Called on `Model` it loads any model; called on a class, only that class and its kin.
+        """
+        folder = pretrained.find(source)
+        name, config, weights = pretrained.read(folder)
+        known = {kind.__name__: kind for kind in _family(cls)}
+        if name not in known:
+            raise pretrained.PretrainedError(
+                f"{folder}: holds a {name!r}, expected one of {', '.join(sorted(known))}"
+            )
+        kind = known[name]
+        # Every model is constructed from its configuration alone.
+        build: Any = kind
+        model = build(pretrained.from_json(config, kind.config_type, str(folder)))
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise pretrained.PretrainedError(f"{folder}: weights do not fit: {error}") from None
+        return model
+
+
+def _family(cls: type[Model]) -> list[type[Model]]:
+    """A class and all its descendants that have been imported."""
+    return [cls, *(kind for child in cls.__subclasses__() for kind in _family(child))]
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Trainable numbers; a complex weight counts as two."""
+    return sum(p.numel() * (2 if p.is_complex() else 1) for p in module.parameters())

@@ -1,0 +1,92 @@
+"""Classifiers: photographs in, one score per class out.
+
+    p(class | image) = softmax(logits(image))
+
+Images enter as RGB between 0 and 1; standardising them belongs to the model, so the numbers it
+was trained with travel with its weights.
+"""
+
+from abc import abstractmethod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fst.base import Model, PointDraws
+
+# Mean and deviation of the red, green and blue of ImageNet's training photographs.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
+
+
+class ImageStandardization(nn.Module):
+    """(colour - mean) / deviation for red, green and blue."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1))
+        self.register_buffer("deviation", torch.tensor(IMAGENET_DEVIATION).view(3, 1, 1))
+
+    def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b 3 h w"]:
+        return (images - self.mean) / self.deviation
+
+
+class Classifier(Model):
+    """A learned map from images of one size to the scores of named classes."""
+
+    def __init__(self, image_size: tuple[int, int], class_names: tuple[str, ...]) -> None:
+        super().__init__()
+        height, width = image_size
+        if height < 1 or width < 1:
+            raise ValueError(f"image_size must be positive, got {height} by {width}")
+        if len(class_names) < 2:
+            raise ValueError(f"class_names must name two classes or more, got {class_names}")
+        if len(set(class_names)) < len(class_names):
+            raise ValueError("class_names must differ from each other, got a name twice")
+        self.image_size = (height, width)
+        self.class_names = tuple(class_names)
+        self.standardize = ImageStandardization()
+
+    @abstractmethod
+    def logits(
+        self, images: Float[Tensor, "b 3 h w"], draws: PointDraws | None = None
+    ) -> Float[Tensor, "b k"]:
+        """Scores for images known to be good: the training path. It calls `standardize` first."""
+
+    def forward(
+        self, images: Float[Tensor, "b 3 h w"], draws: PointDraws | None = None
+    ) -> Float[Tensor, "b k"]:
+        self.check(images)
+        return self.logits(images, draws)
+
+    def check(self, images: Tensor) -> None:
+        """Raise unless the images fit this model in shape, dtype, device and range."""
+        height, width = self.image_size
+        if images.ndim != 4 or images.shape[1:] != (3, height, width):
+            raise ValueError(
+                f"images must have the shape (batch, 3, {height}, {width}), "
+                f"got {tuple(images.shape)}"
+            )
+        parameter = next(self.parameters())
+        if images.dtype != parameter.dtype:
+            raise TypeError(
+                f"images have dtype {images.dtype}, but the model has {parameter.dtype}; "
+                "colours are numbers between 0 and 1"
+            )
+        if images.device != parameter.device:
+            raise ValueError(
+                f"images are on {images.device}, but the model is on {parameter.device}"
+            )
+        if images.numel() == 0:
+            return
+        low, high = images.aminmax()
+        if not bool(torch.isfinite(high - low)):
+            raise ValueError("images must be finite, got NaN or infinity")
+        # Augmentation and resizing overshoot a little; 0 to 255 is what this is meant to find.
+        if low < -1 or high > 2:
+            raise ValueError(
+                f"images must hold colours between 0 and 1, got {low.item():g} to {high.item():g}"
+            )

@@ -1,0 +1,336 @@
+"""`fst compare`: the models of one task, trained with the same budget and scored on the same grids.
+
+DIR/settings.json         what the comparison is: task, budget, compilation, data, device, runs
+DIR/recipes/MODEL.json    each model's recipe before the budget
+DIR/plans/MODEL.json      the steps that the budget gives it, with the measurement behind them
+DIR/MODEL-seedN/          an ordinary run folder: fst report, predict and evaluate take it
+DIR/failures/             why a run failed, until it is tried again
+DIR/comparison.md, .json  the table
+
+Asked again, it goes on where it stopped and repeats nothing that is complete.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from fst.base import parameter_count
+from fst.commands import train as train_command
+from fst.commands.contestant import INTERRUPTED, ComparisonFolder, note_failure
+from fst.commands.kept import SETTINGS, held, read_json, read_settings, require_same, write_json
+from fst.evaluation.comparison import Comparison, Standing, scores_of
+from fst.evaluation.once import ROWS
+from fst.evaluation.protocol import device_name
+from fst.evaluation.rows import read_rows
+from fst.evaluation.runs import RESULTS
+from fst.pretrained import write_atomically
+from fst.recipes import find, own_images
+from fst.recipes.comparison import CompileMode, contestant, models_of, seed_of
+from fst.recipes.recipe import Recipe, build_model
+from fst.training.budget import parse_budget
+from fst.training.errors import TrainingError, clear_file_errors
+
+KIND = "comparison"
+
+Entrant = tuple[str, int]
+Launch = Callable[[ComparisonFolder, str, int, str | None, int], int]
+
+
+def launch_process(
+    folder: ComparisonFolder, model: str, number: int, device: str | None, lock: int
+) -> int:
+    """Run one entrant in a process of its own; its exit code.
+
+    A group of its own, so that Ctrl-C reaches it once, from here. It keeps the lock while it
+    lives, and ends by itself when this process is gone.
+    """
+    words = [str(folder.path), model, str(number), *([device] if device else [])]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "fst.commands.contestant", *words],
+        stdin=subprocess.PIPE,
+        pass_fds=(lock,),
+        process_group=0,
+    )
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait()  # until it has saved
+        except KeyboardInterrupt:
+            process.kill()
+        raise
+
+
+def compare(
+    task: str,
+    out: Path,
+    *,
+    budget: str,
+    models: Sequence[str] = (),
+    seeds: int = 1,
+    data: Path | None = None,
+    device: str | None = None,
+    compile_mode: CompileMode | None = None,
+    console: Console | None = None,
+    make: Callable[[str], Recipe] = find,
+    launch: Launch = launch_process,
+) -> Comparison:
+    """Train and score every model asked for, and write one table.
+
+    `make` gives a recipe by its name, `launch` runs one entrant.
+    """
+    console = console or Console()
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise TrainingError("fst compare trains on one device: start it without a launcher")
+    settings: dict[str, Any] = {
+        "kind": KIND,
+        "task": task,
+        "budget": str(parse_budget(budget)),
+        "compile": compile_mode or "as the recipes say",
+    }
+    names = models_of(task, tuple(models))
+    recipes = {model: contestant(make(name), compile_mode) for model, name in names.items()}
+    folder, before = ComparisonFolder(out), read_settings(out, KIND) or {}
+    place = train_command.choose_device(device)
+    settings |= _where(recipes, before, data, device_name(place))
+    data = Path(settings["data"])
+    recipes, counts, skipped = _enter(recipes, data, named=bool(models))
+
+    asked = [(model, number) for number in range(1, seeds + 1) for model in recipes]
+    missing = [each for each in asked if not folder.is_done(*each)]
+    if before and not missing:  # nothing to train, so it does not matter where
+        settings |= {name: before.get(name) for name in ("data", "device")}
+    with held(out) as lock:
+        entrants = _settle(folder, settings, recipes, asked)
+        if missing:
+            next(iter(recipes.values())).data.prepare(data, place, console)
+        if place.type == "cuda":
+            torch.cuda.empty_cache()
+        for model, number in missing:
+            console.rule(folder.run(model, number).name)
+            _run(folder, model, number, device, lock, launch)
+            write(folder, describe(folder, entrants, counts, skipped))
+        comparison = describe(folder, entrants, counts, skipped)
+        write(folder, comparison)
+    show(comparison, out, console)
+    failed = [
+        each.run
+        for each in comparison.standings
+        if each.status == "failed" and (each.model, each.number) in asked
+    ]
+    if failed:
+        raise TrainingError(
+            f"{', '.join(failed)} failed (see {out / 'failures'}); the same command tries again"
+        )
+    return comparison
+
+
+def _where(
+    recipes: dict[str, Recipe], before: dict[str, Any], data: Path | None, device: str
+) -> dict[str, str]:
+    """The data and the device of a comparison: a later call need not name the data again."""
+    if data is None and "data" in before:
+        data = Path(before["data"])
+    recipe = next(iter(recipes.values()))
+    train_command.check_data_folder(recipe, data)
+    return {"data": str(train_command.data_path(recipe, data).resolve()), "device": device}
+
+
+def _enter(
+    recipes: dict[str, Recipe], data: Path, *, named: bool
+) -> tuple[dict[str, Recipe], dict[str, int], tuple[str, ...]]:
+    """The recipes fitted to the data, their parameters, and notes on those that are left out.
+
+    Only a model that nobody `named` may be left out.
+    """
+    entered, counts, skipped = {}, {}, []
+    for model, asked in recipes.items():
+        recipe = fitted(asked, data)
+        train_command.check_grids(recipe)
+        try:
+            with torch.device("meta"):  # shapes without numbers
+                counts[model] = parameter_count(build_model(recipe.model))
+        except ImportError as error:
+            if named:
+                raise TrainingError(str(error)) from None
+            skipped.append(f"{recipe.model_name} is left out. {error}")
+            continue
+        entered[model] = recipe
+    if not entered:
+        raise TrainingError(f"no model can be trained here: {'; '.join(skipped)}")
+    return entered, counts, tuple(skipped)
+
+
+def fitted(recipe: Recipe, data: Path) -> Recipe:
+    """The recipe with what the data decide, as fst train would have it."""
+    if recipe.task == own_images.TASK:
+        recipe = own_images.with_share_held_out(recipe, data)
+    return train_command.fit_to_data(recipe, data)
+
+
+def _run(
+    folder: ComparisonFolder,
+    model: str,
+    number: int,
+    device: str | None,
+    lock: int,
+    launch: Launch,
+) -> None:
+    """One entrant; if it fails, the reason is kept and the others go on."""
+    failure = folder.failure(model, number)
+    failure.unlink(missing_ok=True)
+    code = launch(folder, model, number, device, lock)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if code != 0 and not failure.exists():
+        note_failure(failure, _ended(code))
+
+
+def _settle(
+    folder: ComparisonFolder,
+    settings: dict[str, Any],
+    recipes: dict[str, Recipe],
+    asked: list[Entrant],
+) -> list[Entrant]:
+    """Store what is to be done, or check it against what is stored.
+
+    Models and seeds may be added to a comparison; all of them are returned.
+    """
+    before = read_settings(folder.path, KIND)
+    if before is not None:
+        require_same(folder.path, {name: before.get(name) for name in settings}, settings)
+    stored = {model: read_json(folder.recipe(model)) for model in recipes}
+    for model, recipe in recipes.items():
+        if stored[model] is not None:
+            require_same(folder.recipe(model), stored[model], recipe.to_json())
+    earlier = [(model, number) for model, number in (before or {}).get("runs", [])]
+    entrants = [*earlier, *(each for each in asked if each not in earlier)]
+    write_json(folder.path / SETTINGS, settings | {"runs": entrants})
+    for model, recipe in recipes.items():
+        if stored[model] is None:
+            write_json(folder.recipe(model), recipe.to_json())
+    return entrants
+
+
+def describe(
+    folder: ComparisonFolder,
+    entrants: list[Entrant],
+    counts: dict[str, int],
+    notes: tuple[str, ...] = (),
+) -> Comparison:
+    """How the comparison stands, read from its folder."""
+    settings = read_json(folder.path / SETTINGS)
+    order = list(dict.fromkeys(model for model, _ in entrants))
+    entrants = sorted(entrants, key=lambda each: (order.index(each[0]), each[1]))
+    standings = tuple(_standing(folder, *each, counts.get(each[0])) for each in entrants)
+    environments = [
+        environment
+        for each in standings
+        if (environment := read_json(folder.path / each.run / "environment.json")) is not None
+    ]
+    found = [{key: each.get(key) for key in ("hardware", "versions")} for each in environments]
+    if any(each != found[0] for each in found):
+        notes = (*notes, "Not all runs were made with the same hardware and versions.")
+    chosen = found[0] if found else {}
+    return Comparison(
+        settings["task"],
+        _words(settings["budget"]),
+        standings,
+        chosen.get("hardware") or {},
+        chosen.get("versions") or {},
+        notes,
+    )
+
+
+def _standing(
+    folder: ComparisonFolder, model: str, number: int, parameters: int | None
+) -> Standing:
+    recipe, plan = folder.read_recipe(model), folder.read_plan(model)
+    run, failure = folder.run(model, number), folder.failure(model, number)
+    training = recipe.training
+    standing = Standing(
+        model=model,
+        title=recipe.model_name,
+        number=number,
+        seed=seed_of(recipe, number),
+        status="waiting",
+        run=run.name,
+        learning_rate=training.learning_rate,
+        predictor_learning_rate=training.predictor_learning_rate,
+        parameters=parameters,
+        paper_parameters=recipe.paper_parameters,
+    )
+    if plan is not None:
+        standing = replace(
+            standing,
+            steps=plan.steps,
+            compiled=plan.compiled,
+            note=plan.note,
+            peak_memory_gib=plan.calibration.peak_memory_gib,
+            calibrated_steps_per_second=plan.calibration.steps_per_second,
+        )
+    if not folder.is_done(model, number):
+        if not failure.is_file():
+            return standing
+        reason = failure.read_text().partition("\n")[0]
+        return replace(standing, status="failed", note=f"failed: {reason}")
+    summary, rows = read_json(run / "summary.json"), read_rows(run / RESULTS / ROWS)
+    rate = summary["steps_per_second"]
+    return replace(
+        standing,
+        status="done",
+        parameters=rows[0].parameters,
+        steps=summary["steps"],
+        training_seconds=summary["steps"] / rate,
+        all_seconds=summary["seconds"],
+        steps_per_second=rate,
+        selected_step=summary["selected_step"],
+        validation_error=summary["validation_error"],
+        scores=scores_of(rows),
+    )
+
+
+def write(folder: ComparisonFolder, comparison: Comparison) -> None:
+    """The table so far, as Markdown and as JSON."""
+    with clear_file_errors(folder.path):
+        text = comparison.markdown()
+        write_atomically(folder.path / "comparison.md", text.encode())
+    write_json(folder.path / "comparison.json", comparison.to_json())
+
+
+def show(comparison: Comparison, out: Path, console: Console) -> None:
+    console.print(comparison.title, style="bold", highlight=False)
+    console.print(comparison.terminal(), crop=False)
+    for sentence in comparison.explanations():
+        console.print(sentence, style="dim", markup=False, highlight=False)
+    console.print(f"table: {out / 'comparison.md'}", style="dim")
+
+
+def _words(budget: str) -> str:
+    """A stored budget as a reader likes it."""
+    if budget.endswith("steps"):
+        return f"{int(budget.removesuffix('steps')):,} steps"
+    seconds = float(budget.removesuffix("s"))
+    if seconds < 120:
+        return f"{seconds:g} seconds"
+    return f"{seconds / 60:g} minutes"
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"its process was ended by {name}" + (
+        " (often: out of memory)" if name == "SIGKILL" else ""
+    )

@@ -1,0 +1,203 @@
+"""One model of a comparison with one seed: calibrate, train, score. Runs as a process of its own.
+
+So each model has the device to itself, its peak memory is its own, and a model that fails or runs
+out of memory takes no other with it. Every stage leaves a file when it is complete, and none is
+repeated: `plans/MODEL.json`, then the run folder's `summary.json`, then its `results/rows.json`.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from accelerate import PartialState
+from rich.console import Console
+
+from fst.commands import train as train_command
+from fst.commands.evaluate import evaluate
+from fst.commands.kept import SETTINGS, read_json, write_json
+from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.evaluation.once import ROWS
+from fst.evaluation.runs import RESULTS
+from fst.pretrained import from_json, write_atomically
+from fst.recipes.comparison import entry
+from fst.recipes.recipe import Recipe, recipe_from_json
+from fst.training import checkpoint
+from fst.training.budget import Budget, Calibration, calibrate, parse_budget, release
+from fst.training.errors import Interrupted, TrainingError
+from fst.training.loop import train as run_training
+from fst.training.run_folder import RunFolder
+
+FAILED, INTERRUPTED = 1, 130
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model spends the budget, the same for all its seeds; fixed before it is trained."""
+
+    steps: int
+    compiled: bool
+    calibration: Calibration
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class ComparisonFolder:
+    """Where everything of a comparison lies."""
+
+    path: Path
+
+    def run(self, model: str, number: int) -> Path:
+        return self.path / f"{model}-seed{number}"
+
+    def recipe(self, model: str) -> Path:
+        return self.path / "recipes" / f"{model}.json"
+
+    def plan(self, model: str) -> Path:
+        return self.path / "plans" / f"{model}.json"
+
+    def failure(self, model: str, number: int) -> Path:
+        return self.path / "failures" / f"{model}-seed{number}.txt"
+
+    def is_trained(self, model: str, number: int) -> bool:
+        return (self.run(model, number) / "summary.json").is_file()
+
+    def is_done(self, model: str, number: int) -> bool:
+        rows = self.run(model, number) / RESULTS / ROWS
+        return self.is_trained(model, number) and rows.is_file()
+
+    def read_recipe(self, model: str) -> Recipe:
+        return recipe_from_json(read_json(self.recipe(model)), str(self.recipe(model)))
+
+    def read_plan(self, model: str) -> Plan | None:
+        path = self.plan(model)
+        return from_json(read_json(path), Plan, str(path)) if path.is_file() else None
+
+
+def compete(
+    folder: ComparisonFolder,
+    model: str,
+    number: int,
+    *,
+    device: str | None = None,
+    console: Console | None = None,
+) -> None:
+    """Whatever is missing of one run of the comparison."""
+    console = console or Console()
+    settings = read_json(folder.path / SETTINGS)
+    data, budget = Path(settings["data"]), parse_budget(settings["budget"])
+    run = folder.run(model, number)
+    if not folder.is_trained(model, number):
+        if checkpoint.available(run / "checkpoints"):
+            train_command.resume(run, data=data, device=device, console=console)
+        else:
+            _start(folder, model, number, budget, data, device, console)
+        release()
+    if not folder.is_done(model, number):
+        console.print(f"scoring {run.name} on the test set")
+        evaluate(run, data=data, device=device, console=Console(quiet=True))
+
+
+def _start(
+    folder: ComparisonFolder,
+    model: str,
+    number: int,
+    budget: Budget,
+    data: Path,
+    device: str | None,
+    console: Console,
+) -> None:
+    place = train_command.choose_device(device)
+    recipe, run = folder.read_recipe(model), folder.run(model, number)
+    shutil.rmtree(run, ignore_errors=True)  # of a start that was killed before its first checkpoint
+    training, validation = train_command.load(recipe, data, place, console)
+    plan = folder.read_plan(model)
+    if plan is None:
+        plan = make_plan(recipe, budget, training, validation)
+        write_json(folder.plan(model), asdict(plan))
+    rate = plan.calibration.steps_per_second
+    console.print(f"{plan.steps:,} steps, measured at {rate:.3g} a second", highlight=False)
+    recipe = entry(recipe, number, plan.steps, compiled=plan.compiled)
+    started = RunFolder.create(run, recipe.to_json())
+    if PartialState().is_main_process:
+        described = {"data": str(data.resolve())} | train_command.describe(training.samples)
+        started.write_json("run.json", described | train_command.left_out(training.samples))
+    fresh = train_command.prepare_model(recipe, training.samples)
+    run_training(fresh, training, validation, recipe.training, started, console=console)
+
+
+def make_plan(
+    recipe: Recipe, budget: Budget, training: TrainingSplit, validation: ValidationSplit
+) -> Plan:
+    """Measure a scratch copy of the model; where it does not compile, as it is without."""
+    settings, note, measured = recipe.training, None, None
+    if settings.compile:
+        try:
+            measured = _measure(recipe, budget, training, validation)
+        except Exception as error:  # compilers fail in too many ways to name
+            note = f"compiled it failed ({_first_line(error)}), so it was trained uncompiled"
+            settings = replace(settings, compile=False)
+    if measured is None:
+        release()  # the failed attempt, which its error held until now
+        eager = replace(recipe, training=settings)
+        measured = _measure(eager, budget, training, validation)
+    return Plan(budget.steps(measured.steps_per_second), settings.compile, measured, note)
+
+
+def _measure(
+    recipe: Recipe, budget: Budget, training: TrainingSplit, validation: ValidationSplit
+) -> Calibration:
+    scratch = train_command.prepare_model(recipe, training.samples)
+    seconds = budget.calibration_seconds
+    return calibrate(scratch, training, validation, recipe.training, seconds)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def note_failure(path: Path, reason: str, details: str = "") -> None:
+    """Keep why a run failed: one line for the table, then whatever helps to find the cause."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, f"{reason}\n\n{details}".rstrip().encode() + b"\n")
+
+
+def end_with_parent() -> None:
+    """Save and end when the process that started this one is gone, even if it was killed."""
+
+    def watch() -> None:
+        os.read(sys.stdin.fileno(), 1)  # returns when the other end of the pipe is closed
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def attempt(folder: ComparisonFolder, model: str, number: int, device: str | None) -> int:
+    """Compete, and keep the reason if that fails; the exit code of the process."""
+    try:
+        compete(folder, model, number, device=device)
+    except (Interrupted, KeyboardInterrupt):
+        return INTERRUPTED
+    except Exception as error:
+        known = isinstance(error, ValueError | TrainingError)
+        reason = " ".join(str(error).split()) if known else _first_line(error)
+        note_failure(folder.failure(model, number), reason, traceback.format_exc())
+        print(f"fst: {model}, seed {number}, failed: {reason}", file=sys.stderr)
+        return FAILED
+    return 0
+
+
+def main(words: list[str]) -> int:
+    """The process: folder, model, number of the seed and, if it was named, the device."""
+    end_with_parent()
+    device = words[3] if len(words) > 3 else None
+    return attempt(ComparisonFolder(Path(words[0])), words[1], int(words[2]), device)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

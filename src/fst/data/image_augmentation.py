@@ -1,0 +1,213 @@
+"""The paper's augmentations for images that lie on the device, a batch at a time.
+
+Enters: 8-bit images and, for each, a row of uniform random numbers. Leaves: float images in [0, 1].
+In order, as timm and DeiT III have them: random resized crop and horizontal flip; 3-Augment, one of
+greyscale, solarisation and Gaussian blur with equal chance; colour jitter; random erasing. The
+result is a function of the images and the numbers alone, image by image; nothing waits for the
+host. Crops come from what is stored: the centre of each photograph, at the stored size.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+from fst.classifiers import IMAGENET_DEVIATION, IMAGENET_MEAN
+from fst.data.image_resampling import Boxes, blur_matrix, resample, sampling_matrix
+
+_ATTEMPTS = 10  # at a box that fits
+_BOX = 2 * _ATTEMPTS + 2
+_BLUR = (0.1, 2.0)  # least and greatest standard deviation, in pixels
+_ERASED_AREA, _ERASED_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
+_NOISE = 512  # pixels a side of the noise that erased boxes are cut from
+
+# What the columns of the random numbers decide.
+_COLUMNS = {
+    "crop": _BOX, "flip": 1, "choice": 1, "blur": 1, "factors": 3, "order": 3,
+    "erase": 1, "erased": _BOX, "noise": 2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ImageAugmentation:
+    """Which augmentations, and how strong."""
+
+    image_size: tuple[int, int]
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    """Least and greatest area of the crop, as a share of the stored image."""
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Least and greatest width of the crop over its height."""
+    flip: float = 0.5
+    """Chance of a horizontal flip."""
+    three_augment: bool = True
+    jitter: float = 0.3
+    """Brightness, contrast and saturation change by factors of 1 − jitter to 1 + jitter."""
+    erasing: float = 0.25
+    """Chance that a rectangle is replaced by noise."""
+
+    def draw(self, count: int, generator: torch.Generator) -> Float[Tensor, "b a"]:
+        """A row of random numbers for each image, on the generator's device."""
+        columns = sum(_COLUMNS.values())
+        return torch.rand(count, columns, generator=generator, device=generator.device)
+
+    def __call__(
+        self, images: UInt8[Tensor, "b 3 rows columns"], numbers: Float[Tensor, "b a"]
+    ) -> Float[Tensor, "b 3 h w"]:
+        parts = dict(zip(_COLUMNS, numbers.split(list(_COLUMNS.values()), dim=1), strict=True))
+        kind = (parts["choice"][:, 0] * 3).long().clamp(max=2)
+        low, high = _BLUR
+        deviation = low + (high - low) * parts["blur"][:, 0]
+        boxes = self.crops(parts["crop"], (images.shape[2], images.shape[3]))
+        flipped = parts["flip"][:, 0] < self.flip
+        blurred = torch.where(kind == 2, deviation, 0.0) if self.three_augment else None
+        result = crop(images, boxes, self.image_size, flipped, blurred)
+        if self.three_augment:
+            result = grey_or_solar(result, kind == 0, kind == 1)
+        if self.jitter > 0:
+            factors = 1 + self.jitter * (2 * parts["factors"] - 1)
+            result = jitter(result, factors, parts["order"].argsort(dim=1))
+        if self.erasing > 0:
+            chosen = parts["erase"][:, 0] < self.erasing
+            boxes, found = random_boxes(
+                parts["erased"],
+                self.image_size,
+                _ERASED_AREA,
+                _ERASED_RATIO,
+                largest=(self.image_size[0] - 1, self.image_size[1] - 1),
+            )
+            result = erase(result, boxes, chosen & found, parts["noise"])
+        return result
+
+    def crops(self, numbers: Float[Tensor, "b 22"], size: tuple[int, int]) -> Boxes:
+        """Boxes of the asked area and ratio inside images of `size`; the whole if none fits."""
+        boxes, found = random_boxes(numbers, size, self.crop_scale, self.crop_ratio, largest=size)
+        return Boxes(
+            boxes.top.where(found, 0.0),
+            boxes.left.where(found, 0.0),
+            boxes.height.where(found, float(size[0])),
+            boxes.width.where(found, float(size[1])),
+        )
+
+
+def random_boxes(
+    numbers: Float[Tensor, "b 22"],
+    size: tuple[int, int],
+    area: tuple[float, float],
+    ratio: tuple[float, float],
+    largest: tuple[int, int],
+) -> tuple[Boxes, Bool[Tensor, " b"]]:
+    """The first of ten boxes that is no larger than `largest`, anywhere in an image of `size`.
+
+    Areas are uniform between the two shares of the image's area, and the logarithm of width over
+    height is uniform. The second result is False where none of the ten fits.
+    """
+    share, skew = numbers[:, :-2].unflatten(1, (_ATTEMPTS, 2)).unbind(dim=-1)
+    target = (area[0] + (area[1] - area[0]) * share) * (size[0] * size[1])
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    aspect = (low + (high - low) * skew).exp()
+    height = (target / aspect).sqrt().round().clamp(min=1.0)
+    width = (target * aspect).sqrt().round().clamp(min=1.0)
+    fits = (height <= largest[0]) & (width <= largest[1])
+    first = fits.int().argmax(dim=1, keepdim=True)
+    height, width = height.gather(1, first)[:, 0], width.gather(1, first)[:, 0]
+    top = _whole(numbers[:, -2], size[0] - height)
+    left = _whole(numbers[:, -1], size[1] - width)
+    return Boxes(top, left, height, width), fits.any(dim=1)
+
+
+def _whole(number: Float[Tensor, " b"], largest: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
+    """A whole number from 0 to `largest`, both included, from a uniform one."""
+    return torch.minimum((number * (largest + 1)).floor(), largest)
+
+
+def crop(
+    images: UInt8[Tensor, "b 3 rows columns"],
+    boxes: Boxes,
+    size: tuple[int, int],
+    flipped: Bool[Tensor, " b"],
+    blurred: Float[Tensor, " b"] | None,
+) -> Float[Tensor, "b 3 h w"]:
+    """The boxes resized to one size, mirrored where `flipped`, then blurred (0 is not at all)."""
+    down = sampling_matrix(boxes.top, boxes.height, images.shape[2], size[0])
+    across = sampling_matrix(boxes.left, boxes.width, images.shape[3], size[1], flipped)
+    if blurred is not None:
+        down = torch.bmm(blur_matrix(blurred, size[0]), down)
+        across = torch.bmm(blur_matrix(blurred, size[1]), across)
+    return resample(images, down, across)
+
+
+def greyscale(images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b 1 h w"]:
+    """Luma of ITU-R 601-2, as Pillow has it."""
+    red, green, blue = images.split(1, dim=1)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def grey_or_solar(
+    images: Float[Tensor, "b 3 h w"], grey: Bool[Tensor, " b"], solar: Bool[Tensor, " b"]
+) -> Float[Tensor, "b 3 h w"]:
+    """Some images in grey, and some with their bright half inverted."""
+    inverted = solar[:, None, None, None] & (images >= 0.5)
+    images = torch.where(inverted, 1.0 - images, images)
+    return torch.where(grey[:, None, None, None], greyscale(images), images)
+
+
+def jitter(
+    images: Float[Tensor, "b 3 h w"],
+    factors: Float[Tensor, "b 3"],
+    order: Int[Tensor, "b 3"],
+) -> Float[Tensor, "b 3 h w"]:
+    """Brightness, contrast and saturation times `factors`, applied in each image's own `order`.
+
+    All three move an image away from (or towards) a plainer one: black, its mean grey, itself in
+    grey. `order` holds a permutation of 0, 1, 2 for each image.
+    """
+    for place in range(3):
+        which = order[:, place]
+        factor = factors.gather(1, which[:, None])[..., None, None]
+        grey = greyscale(images)
+        which = which[:, None, None, None]
+        plainer = torch.where(which == 1, grey.mean(dim=(2, 3), keepdim=True), grey)
+        plainer = plainer * (which != 0)
+        images = torch.lerp(plainer, images, factor).clamp_(0.0, 1.0)
+    return images
+
+
+def erase(
+    images: Float[Tensor, "b 3 h w"],
+    boxes: Boxes,
+    chosen: Bool[Tensor, " b"],
+    numbers: Float[Tensor, "b 2"],
+) -> Float[Tensor, "b 3 h w"]:
+    """Noise in the boxes of the chosen images: standard normal once the model has standardised.
+
+    This is timm's mode "pixel", the one that goes with the chance 0.25; noise therefore leaves
+    [0, 1]. It is cut from one fixed picture of noise at a random place.
+    """
+    height, width = images.shape[2:]
+    rows = torch.arange(height, device=images.device)
+    columns = torch.arange(width, device=images.device)
+    tall = (rows >= boxes.top[:, None]) & (rows < (boxes.top + boxes.height)[:, None])
+    wide = (columns >= boxes.left[:, None]) & (columns < (boxes.left + boxes.width)[:, None])
+    inside = tall[:, None, :, None] & wide[:, None, None, :] & chosen[:, None, None, None]
+    shift = (numbers * _NOISE).long()
+    picture = _noise(images.device)
+    noise = picture[
+        :,
+        ((rows + shift[:, :1]) % _NOISE)[:, :, None],
+        ((columns + shift[:, 1:]) % _NOISE)[:, None, :],
+    ]  # 3 b h w
+    return torch.where(inside, noise.transpose(0, 1), images)
+
+
+@cache
+def _noise(device: torch.device) -> Float[Tensor, "3 s s"]:
+    # Made on the CPU, so that every device has the same.
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(3, _NOISE, _NOISE, generator=generator)
+    mean, deviation = (
+        torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_DEVIATION)
+    )
+    return (mean + deviation * normal).to(device)

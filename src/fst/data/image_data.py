@@ -1,0 +1,264 @@
+"""The images of a recipe: class folders or tars in, labelled batches out.
+
+Enters: a folder with `train` and `val`, each a folder of class folders, a tar or tar shards.
+Leaves: training and validation splits and, by a separate call, the test split (the `val` images).
+Classes are the data's: `ImageData.describe` gives them to whoever builds the model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from rich.console import Console
+
+from fst.data.errors import DataError
+from fst.data.image_augmentation import ImageAugmentation
+from fst.data.image_decoding import View, decode_all, default_threads, report
+from fst.data.image_samples import ResidentImages, StreamedImages
+from fst.data.image_streaming import TimmTransform
+from fst.data.images import LabelledImages, find_split, has_split, require_classes
+from fst.data.splits import TestSplit, TrainingSplit, ValidationSplit
+
+TRAIN, VAL = "train", "val"
+
+# "auto" keeps a split on the device where it takes at most this.
+_CPU_BYTES = 4 * 2**30
+_GPU_SHARE = 0.25
+
+Images = ResidentImages | StreamedImages
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Labelled images. The defaults are the paper's for ImageNet-1K.
+
+    With `held_out` = 0, as in the paper, checkpoints are selected on the `val` images, on which the
+    result is then reported: the number reported is the best of many. With `held_out` above 0 they
+    are selected on training images set aside, and `val` is a test set proper.
+    """
+
+    image_size: tuple[int, int] = (224, 224)
+    """Height and width of the model's images."""
+    resize: int = 256
+    """Validation: the short side before the central image_size is cut out."""
+    storage: Literal["auto", "resident", "streamed"] = "auto"
+    """resident decodes all images once and keeps them on the device; streamed decodes them in
+    background processes at every use, and needs timm and torchvision for augmentation; auto is
+    resident where a split takes at most a quarter of the GPU's memory (4 GiB without a GPU)."""
+    stored_size: int | None = None
+    """Resident training images: the short side they are stored at. None is `resize`."""
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    """Least and greatest area of a training crop, as a share of the image."""
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Least and greatest width of a training crop over its height."""
+    flip: float = 0.5
+    """Chance of a horizontal flip."""
+    three_augment: bool = True
+    """One of greyscale, solarisation and Gaussian blur for every training image (3-Augment)."""
+    jitter: float = 0.3
+    """Brightness, contrast and saturation change by up to this share."""
+    erasing: float = 0.25
+    """Chance that a rectangle of a training image is replaced by noise."""
+    held_out: int = 0
+    """Training images set aside for validation, the same share of every class."""
+    split_seed: int = 0
+    """Of the draw of the images set aside."""
+    workers: int | None = None
+    """Threads that decode, or background processes of the streamed path; None is one a core."""
+
+    def __post_init__(self) -> None:
+        if min(self.image_size) < 1 or self.resize < min(self.image_size):
+            raise ValueError(
+                "image_size must be positive and resize at least its short side, "
+                f"got {self.image_size} and {self.resize}"
+            )
+        if self.stored_size is not None and self.stored_size < 1:
+            raise ValueError(f"stored_size must be positive, got {self.stored_size}")
+        for name in ("crop_scale", "crop_ratio"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high or (name == "crop_scale" and high > 1):
+                raise ValueError(f"{name} must rise from above 0 (to 1), got {(low, high)}")
+        for name in ("flip", "jitter", "erasing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        workers = 1 if self.workers is None else self.workers
+        if min(self.held_out, self.split_seed) < 0 or workers < 1:
+            raise ValueError(
+                "held_out and split_seed must be at least 0 and workers at least 1, "
+                f"got {self.held_out}, {self.split_seed} and {self.workers}"
+            )
+
+    def describe(self, folder: Path) -> tuple[str, ...]:
+        """The names of the classes, sorted: class number i is the i-th of them."""
+        return find_split(folder, TRAIN).class_names
+
+    def prepare(
+        self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
+    ) -> None:
+        """Nothing can be made for the user; what is there is checked, so that errors come early."""
+        del console
+        train = find_split(folder, TRAIN)
+        self._hold_out(train)
+        if self.held_out == 0 or has_split(folder, VAL):
+            _val(folder, train)
+        self._fits(train, self._stored, torch.device(device))
+
+    def load(
+        self,
+        folder: Path,
+        device: torch.device | str = "cpu",
+        *,
+        augment: bool = False,
+        console: Console | None = None,
+    ) -> tuple[TrainingSplit[Images], ValidationSplit[Images]]:
+        """Training and validation. `val` is not opened where validation images are held out."""
+        console = console or _main_console()
+        train = find_split(folder, TRAIN)
+        training, validation = self._hold_out(train)
+        if validation is None:
+            validation = _val(folder, train)
+        return (
+            TrainingSplit(self._training(training, torch.device(device), augment, console)),
+            ValidationSplit(self._evaluated(validation, torch.device(device), console)),
+        )
+
+    def load_test(
+        self, folder: Path, device: torch.device | str = "cpu", *, console: Console | None = None
+    ) -> TestSplit[Images]:
+        """The `val` images. Their classes must be those of `train`, where that is there too."""
+        train = find_split(folder, TRAIN) if has_split(folder, TRAIN) else None
+        images = _val(folder, train)
+        console = console or _main_console()
+        return TestSplit(self._evaluated(images, torch.device(device), console))
+
+    @property
+    def evaluation_view(self) -> View:
+        """How validation, test and prediction see an image."""
+        return View.evaluation(self.image_size, self.resize)
+
+    @property
+    def augmentation(self) -> ImageAugmentation:
+        return ImageAugmentation(
+            self.image_size,
+            self.crop_scale,
+            self.crop_ratio,
+            self.flip,
+            self.three_augment,
+            self.jitter,
+            self.erasing,
+        )
+
+    @property
+    def _stored(self) -> View:
+        return View.stored(self.image_size, self.stored_size or self.resize)
+
+    def _training(
+        self, images: LabelledImages, device: torch.device, augment: bool, console: Console
+    ) -> Images:
+        view = self.evaluation_view
+        if not self._fits(images, self._stored, device):
+            transform = TimmTransform(self.augmentation) if augment else None
+            return self._streamed(images, view, transform, device, console)
+        pixels, images, skipped = decode_all(images, self._stored, device, console, self.workers)
+        report(images, skipped, console)
+        return ResidentImages(
+            pixels,
+            torch.from_numpy(images.labels),
+            images.class_names,
+            images.names,
+            skipped,
+            view=view,
+            augmentation=self.augmentation if augment else None,
+        )
+
+    def _evaluated(self, images: LabelledImages, device: torch.device, console: Console) -> Images:
+        view = self.evaluation_view
+        if not self._fits(images, view, device):
+            return self._streamed(images, view, None, device, console)
+        pixels, images, skipped = decode_all(images, view, device, console, self.workers)
+        report(images, skipped, console)
+        labels = torch.from_numpy(images.labels)
+        return ResidentImages(pixels, labels, images.class_names, images.names, skipped)
+
+    def _streamed(
+        self,
+        images: LabelledImages,
+        view: View,
+        transform: TimmTransform | None,
+        device: torch.device,
+        console: Console,
+    ) -> StreamedImages:
+        report(images, images.files.problems, console)
+        workers = self.workers or default_threads()
+        return StreamedImages(images, view, transform, workers=workers, device=device)
+
+    def _fits(self, images: LabelledImages, view: View, device: torch.device) -> bool:
+        """Whether to keep a split on the device; an error where it was asked for and cannot be."""
+        if self.storage == "streamed":
+            return False
+        needed = len(images) * 3 * view.crop[0] * view.crop[1]
+        there = _memory(device)
+        if self.storage == "auto":
+            return needed <= (_CPU_BYTES if there is None else _GPU_SHARE * there)
+        if there is not None and needed > there:
+            raise DataError(
+                f"{images.files.source}: {len(images):,} images of {view.crop[0]} × "
+                f"{view.crop[1]} pixels take {needed / 2**30:.1f} GiB, and {device} has "
+                f'{there / 2**30:.1f} GiB; use storage "streamed" or a smaller stored_size'
+            )
+        return True
+
+    def _hold_out(self, train: LabelledImages) -> tuple[LabelledImages, LabelledImages | None]:
+        if self.held_out == 0:
+            return train, None
+        taken = stratified(train.labels, train.counts, self.held_out, self.split_seed)
+        if taken is None:
+            raise DataError(
+                f"{train.files.source}: cannot hold out {self.held_out:,} of {len(train):,} images "
+                f"and leave one to learn from in each of {len(train.class_names)} classes"
+            )
+        rest = np.setdiff1d(np.arange(len(train)), taken)
+        held = replace(train.take(taken), files=replace(train.files, problems=()))
+        return train.take(rest), held
+
+
+def stratified(
+    labels: Int[np.ndarray, " n"], counts: Sequence[int] | np.ndarray, total: int, seed: int
+) -> Int[np.ndarray, " m"] | None:
+    """`total` rows, of each class its share, to a whole image; None if that empties a class."""
+    counts = np.asarray(counts)
+    if total >= len(labels):
+        return None
+    exact = counts * total / len(labels)
+    shares = np.floor(exact).astype(np.int64)
+    # The largest remainders get the images that rounding down left over.
+    shares[np.argsort(shares - exact, kind="stable")[: total - shares.sum()]] += 1
+    if (shares >= counts).any():
+        return None
+    generator = np.random.default_rng(seed)
+    taken = [
+        generator.choice(np.flatnonzero(labels == number), size=share, replace=False)
+        for number, share in enumerate(shares)
+    ]
+    return np.sort(np.concatenate(taken))
+
+
+def _val(folder: Path, train: LabelledImages | None) -> LabelledImages:
+    images = find_split(folder, VAL)
+    if train is not None:
+        require_classes(images, train.class_names, str(train.files.source))
+    return images
+
+
+def _memory(device: torch.device) -> int | None:
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def _main_console() -> Console:
+    """Of several processes the first one speaks."""
+    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return Console(quiet=ready and torch.distributed.get_rank() != 0)

@@ -1,0 +1,204 @@
+"""From the bytes of an image file to pixels, and from many files to one tensor.
+
+Enters: files of any kind Pillow reads. Leaves: 8-bit RGB at one size. Greyscale, palette, CMYK and
+16-bit images are converted, transparent ones are laid on white, and photographs are turned as their
+EXIF orientation says. What cannot be decoded whole is left out, with its name and the reason.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Self
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from fst.data.errors import DataError
+from fst.data.images import ImageFiles, LabelledImages, Skipped, listed
+
+# Images decoded between two copies to the device: bounds what is held twice.
+_BLOCK = 512
+_SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+
+
+class ImageError(ValueError):
+    """An image cannot be used; the message says why."""
+
+
+def decode(data: bytes) -> Image.Image:
+    """An upright RGB image; `ImageError` where the file is damaged, cut short or too large."""
+    if not data:
+        raise ImageError("is empty")
+    try:
+        with Image.open(BytesIO(data)) as image:
+            width, height = image.size
+            # Pillow's guard against decompression bombs refuses at twice this, and warns between.
+            limit = Image.MAX_IMAGE_PIXELS
+            if limit is not None and width * height > limit:
+                raise ImageError(f"has {width} × {height} pixels, more than {limit:,}")
+            image.load()
+            return _rgb(_upright(image))
+    except ImageError:
+        raise
+    # A damaged file can make a decoder raise almost anything, MemoryError included.
+    except Exception as error:
+        first = str(error).strip().splitlines()[:1]
+        # Pillow's message for unknown content names a buffer by its address.
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = "is not an image" if unknown else "".join(first) or type(error).__name__
+        raise ImageError(reason[:200]) from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # metadata that cannot be read say nothing about the pixels
+        return image
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode in _SIXTEEN_BIT:
+        values = np.asarray(image).astype(np.int64).clip(0, 65535)
+        return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise ImageError("has floating-point pixels, whose range is not known")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+    return image.convert("RGB")
+
+
+@dataclass(frozen=True)
+class View:
+    """Scale an image (bicubic, antialiased) until it just covers `cover`, and keep the centre."""
+
+    cover: tuple[int, int]
+    crop: tuple[int, int]
+
+    @classmethod
+    def evaluation(cls, image_size: tuple[int, int], resize: int) -> Self:
+        """Validation and prediction: for a square, short side to `resize`, then the centre."""
+        return cls(_scaled(image_size, resize), image_size)
+
+    @classmethod
+    def stored(cls, image_size: tuple[int, int], stored_size: int) -> Self:
+        """What resident training images keep: the centre, in the shape of the model's images."""
+        shape = _scaled(image_size, stored_size)
+        return cls(shape, shape)
+
+    def __call__(self, image: Image.Image) -> UInt8[np.ndarray, "3 h w"]:
+        width, height = image.size
+        rows, columns = self.cover
+        # The rounding of torchvision's Resize and CenterCrop, the library most results come from.
+        if height * columns <= width * rows:
+            scaled = rows, max(columns, int(rows * width / height))
+        else:
+            scaled = max(rows, int(columns * height / width)), columns
+        top = round((scaled[0] - self.crop[0]) / 2)
+        left = round((scaled[1] - self.crop[1]) / 2)
+        # Only the kept part is computed; a very long image would not fit the memory otherwise.
+        down, across = height / scaled[0], width / scaled[1]
+        bottom, right = top + self.crop[0], left + self.crop[1]
+        box = (left * across, top * down, min(right * across, width), min(bottom * down, height))
+        size = self.crop[1], self.crop[0]
+        image = image.resize(size, Image.Resampling.BICUBIC, box=box)
+        return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
+def _scaled(image_size: tuple[int, int], short: int) -> tuple[int, int]:
+    """The size whose short side is `short`, in the shape of `image_size`."""
+    least = min(image_size)
+    return round(image_size[0] * short / least), round(image_size[1] * short / least)
+
+
+def read_view(files: ImageFiles, row: int, view: View) -> UInt8[np.ndarray, "3 h w"] | Skipped:
+    """One image, or why there is none."""
+    try:
+        return view(decode(read(files, row)))
+    except ImageError as error:
+        return Skipped(files.title(row), str(error))
+
+
+def read(files: ImageFiles, row: int) -> bytes:
+    """The bytes of an image; `ImageError` where the disk does not give them."""
+    try:
+        return files.read(row)
+    except OSError as error:
+        raise ImageError(f"cannot be read ({error.strerror or error})") from error
+
+
+def decoded(
+    files: ImageFiles, rows: Int[np.ndarray, " n"], view: View, threads: int | None = None
+) -> Iterator[tuple[Int[np.ndarray, " b"], UInt8[Tensor, "b 3 h w"], list[Skipped]]]:
+    """Blocks of decoded images: which of `rows` (by position), pixels, and what was left out."""
+    with ThreadPoolExecutor(threads or default_threads()) as pool:
+        for start in range(0, len(rows), _BLOCK):
+            block = rows[start : start + _BLOCK]
+            views = list(pool.map(lambda row: read_view(files, int(row), view), block))
+            good = [(place, v) for place, v in enumerate(views) if not isinstance(v, Skipped)]
+            images = torch.empty(len(good), 3, *view.crop, dtype=torch.uint8)
+            for number, (_, pixels) in enumerate(good):
+                images[number] = torch.from_numpy(pixels)
+            which = np.array([start + place for place, _ in good], dtype=np.int64)
+            yield which, images, [v for v in views if isinstance(v, Skipped)]
+
+
+def decode_all(
+    images: LabelledImages,
+    view: View,
+    device: torch.device | str,
+    console: Console,
+    threads: int | None = None,
+) -> tuple[UInt8[Tensor, "n 3 h w"], LabelledImages, tuple[Skipped, ...]]:
+    """All images on the device, the labels of those that are there, and what was left out."""
+    pixels = torch.empty(len(images), 3, *view.crop, dtype=torch.uint8, device=device)
+    skipped = list(images.files.problems)
+    kept: list[np.ndarray] = []
+    filled = 0
+    title = f"decoding {images.files.source.name}"
+    for which, block, missing in _shown(images, view, console, threads, title):
+        pixels[filled : filled + len(block)] = block.to(device)
+        filled += len(block)
+        kept.append(which)
+        skipped += missing
+    if filled == 0:
+        reasons = listed([f"{item.name} {item.reason}" for item in skipped])
+        raise DataError(f"{images.files.source}: no image could be decoded: {reasons}")
+    return pixels[:filled], images.take(np.concatenate(kept)), tuple(skipped)
+
+
+def _shown(
+    images: LabelledImages, view: View, console: Console, threads: int | None, title: str
+) -> Iterator[tuple[np.ndarray, Tensor, list[Skipped]]]:
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task(title, total=len(images))
+        for block in decoded(images.files, images.rows, view, threads):
+            yield block
+            progress.advance(task, len(block[1]) + len(block[2]))
+
+
+def report(images: LabelledImages, skipped: tuple[Skipped, ...], console: Console) -> None:
+    """One line: how many images of how many classes, and what was left out."""
+    text = f"{images.files.source}: {len(images):,} images of {len(images.class_names)} classes"
+    if skipped:
+        items = listed([f"{item.name} ({item.reason})" for item in skipped])
+        text += f"; {len(skipped):,} skipped: {items}"
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def default_threads() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,217 @@
+"""Images and labels by row: resident on the device, or streamed from the disk.
+
+Enters: row numbers. Leaves: an `ImageBatch` of float RGB images in [0, 1] and their labels.
+`ResidentImages` holds every decoded image on the device, where augmentation happens too, so that
+training never waits for decoding. `StreamedImages` decodes in background processes.
+"""
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from fst.data.image_augmentation import ImageAugmentation, crop
+from fst.data.image_decoding import View
+from fst.data.image_resampling import Boxes
+from fst.data.image_streaming import ImageReader, ImageTransform, collate
+from fst.data.images import LabelledImages, Skipped
+from fst.data.samples import Rows
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Images in [0, 1], not yet standardised (the model does that), and their class numbers."""
+
+    images: Float[Tensor, "b 3 h w"]
+    labels: Int[Tensor, " b"]
+
+    def to(self, device: torch.device | str) -> "ImageBatch":
+        """On a device; without waiting where the batch is pinned."""
+        return ImageBatch(
+            self.images.to(device, non_blocking=True), self.labels.to(device, non_blocking=True)
+        )
+
+
+class ResidentImages(Rows):
+    """Decoded images on the device, 8 bits a channel.
+
+    Training images are stored larger than the model's and cut by `augmentation`; without random
+    numbers a batch is their central `view`, as in validation. Validation images are stored as the
+    model takes them.
+    """
+
+    def __init__(
+        self,
+        pixels: UInt8[Tensor, "n 3 rows columns"],
+        labels: Int[Tensor, " n"],
+        class_names: tuple[str, ...],
+        names: tuple[str, ...],
+        skipped: tuple[Skipped, ...] = (),
+        *,
+        view: View | None = None,
+        augmentation: ImageAugmentation | None = None,
+    ) -> None:
+        if not len(pixels) == len(labels) == len(names):
+            raise ValueError(
+                "pixels, labels and names must have one row for each image, "
+                f"got {len(pixels)}, {len(labels)} and {len(names)}"
+            )
+        self.pixels = pixels
+        self.labels = labels.to(pixels.device)
+        self.class_names = class_names
+        self.names = names
+        self.skipped = skipped
+        self.view = view
+        self.augmentation = augmentation
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @property
+    def device(self) -> torch.device:
+        return self.pixels.device
+
+    def to(self, device: torch.device | str) -> Self:
+        return type(self)(
+            self.pixels.to(device),
+            self.labels,
+            self.class_names,
+            self.names,
+            self.skipped,
+            view=self.view,
+            augmentation=self.augmentation,
+        )
+
+    def augmentations(
+        self, solutions: int, generator: torch.Generator
+    ) -> Float[Tensor, "b a"] | None:
+        """Random numbers for each of `solutions` images; None where none are asked for."""
+        return None if self.augmentation is None else self.augmentation.draw(solutions, generator)
+
+    def batch(
+        self,
+        rows: Int[Tensor, " b"],
+        chosen: Int[Tensor, "b k"] | None = None,
+        augmentation: Float[Tensor, "b a"] | None = None,
+    ) -> ImageBatch:
+        if chosen is not None:
+            raise ValueError("chosen was given, but an image has no queries to choose from")
+        pixels = self.pixels[rows]
+        if augmentation is None:
+            images = self._central(pixels)
+        elif self.augmentation is None:
+            raise ValueError("augmentation was given, but these images are used as stored")
+        else:
+            images = self.augmentation(pixels, augmentation)
+        return ImageBatch(images, self.labels[rows])
+
+    def _central(self, pixels: UInt8[Tensor, "b 3 rows columns"]) -> Float[Tensor, "b 3 h w"]:
+        height, width = pixels.shape[2:]
+        if self.view is None or (self.view.crop == self.view.cover == (height, width)):
+            return pixels.float() / 255.0
+        cover, size = self.view.cover, self.view.crop
+        shape = pixels.new_ones(len(pixels), dtype=torch.float32)
+        tall, wide = height * size[0] / cover[0], width * size[1] / cover[1]
+        box = Boxes(
+            shape * (height - tall) / 2, shape * (width - wide) / 2, shape * tall, shape * wide
+        )
+        return crop(pixels, box, size, shape < 0, None)
+
+
+class StreamedImages(Rows):
+    """Images decoded when they are needed.
+
+    `iterate` is for training: worker processes read ahead, in the order of a plan. `batch` decodes
+    at once, as in validation. A file that cannot be decoded is replaced by another of its class
+    (always the same one), noted in `skipped` and said in the log: a first look at every file would
+    take as long as an epoch.
+    """
+
+    def __init__(
+        self,
+        images: LabelledImages,
+        view: View,
+        transform: ImageTransform | None = None,
+        *,
+        workers: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.images = images
+        self.labels = torch.from_numpy(images.labels)
+        self.class_names = images.class_names
+        self.names = images.names
+        self.skipped: list[Skipped] = list(images.files.problems)
+        self.view = view
+        self.transform = transform
+        self.workers = workers
+        self._device = torch.device(device)
+        self._reader = ImageReader(images, view, transform)
+        self._met: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def device(self) -> torch.device:
+        """Where `batch` puts images."""
+        return self._device
+
+    def to(self, device: torch.device | str) -> Self:
+        return type(self)(
+            self.images, self.view, self.transform, workers=self.workers, device=device
+        )
+
+    def batch(
+        self,
+        rows: Int[Tensor, " b"],
+        chosen: Int[Tensor, "b k"] | None = None,
+        augmentation: Tensor | None = None,
+    ) -> ImageBatch:
+        """The evaluation views of the given rows."""
+        if chosen is not None or augmentation is not None:
+            raise ValueError("chosen and augmentation must be None: streamed images have neither")
+        with ThreadPoolExecutor(max(1, self.workers)) as pool:
+            items = list(pool.map(self._reader.__getitem__, ((r, None) for r in rows.tolist())))
+        return self._assemble(*collate(items)).to(self._device)
+
+    def iterate(
+        self, plan: Iterator[tuple[Int[Tensor, " b"] | np.ndarray, int | None]]
+    ) -> Iterator[ImageBatch]:
+        """A batch on the CPU for each (rows, seed) of the plan, in its order.
+
+        What is done to a row is a function of the seed and the row alone, so neither the number of
+        processes nor where a run was resumed changes an image. The seed None asks for evaluation
+        views.
+        """
+        asked = ([(int(row), seed) for row in rows] for rows, seed in plan)
+        loader: DataLoader = DataLoader(
+            self._reader,
+            batch_sampler=asked,
+            num_workers=self.workers,
+            collate_fn=collate,
+            pin_memory=self._device.type == "cuda",
+            generator=torch.Generator(),  # or the loader draws from everyone's
+        )
+        for images, labels, skipped in loader:
+            yield self._assemble(images, labels, skipped)
+
+    def _assemble(self, images: Tensor, labels: Tensor, skipped: list[Skipped]) -> ImageBatch:
+        for item in skipped:
+            if item.name not in self._met:
+                self._met.add(item.name)
+                self.skipped.append(item)
+                _log.warning("image skipped: %s: %s; another takes its place", *_text(item))
+        return ImageBatch(images, labels)
+
+
+def _text(item: Skipped) -> tuple[str, str]:
+    return item.name.encode(errors="replace").decode(), item.reason

@@ -1,0 +1,299 @@
+"""Which images there are: class folders, tars and tar shards, found without decoding an image.
+
+Enters: a folder, or a tar. Leaves: names and, on request, the bytes of any image; for a split also
+class names (sorted) and labels. Nothing is ever unpacked: a tar is indexed once by its headers, and
+an image is a seek and a read in a file opened for it, which is safe in threads and after a fork.
+"""
+
+import os
+import tarfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Self
+
+import numpy as np
+from jaxtyping import Int
+
+from fst.data.errors import DataError, reading
+
+SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
+_LAYOUTS = "{split}/CLASS/*.jpg, {split}.tar or {split}-*.tar with CLASS/*.jpg inside"
+_NAMED = 8  # names in a message; the rest is counted
+_BLOCK = 512  # of a tar
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What was left out, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ImageFiles(ABC):
+    """Images by number: their names, with / between folders, and their bytes.
+
+    `problems` says what was already left out when they were found.
+    """
+
+    source: Path
+    names: tuple[str, ...]
+    problems: tuple[Skipped, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @abstractmethod
+    def read(self, row: int) -> bytes: ...
+
+    @abstractmethod
+    def title(self, row: int) -> str:
+        """The name that tells a person where the image lies."""
+
+
+@dataclass(frozen=True)
+class FolderFiles(ImageFiles):
+    """Image files under one folder, those of its folders included."""
+
+    def read(self, row: int) -> bytes:
+        return (self.source / self.names[row]).read_bytes()
+
+    def title(self, row: int) -> str:
+        return f"{self.source.name}/{self.names[row]}"
+
+
+@dataclass(frozen=True)
+class TarFiles(ImageFiles):
+    """Image files inside tars: which tar, where it starts there, and how long it is."""
+
+    archives: tuple[Path, ...]
+    places: Int[np.ndarray, "n 3"]
+
+    def read(self, row: int) -> bytes:
+        archive, offset, size = self.places[row].tolist()
+        with self.archives[archive].open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def title(self, row: int) -> str:
+        return f"{self.archives[self.places[row, 0]].name}: {self.names[row]}"
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Some rows of image files with their classes."""
+
+    files: ImageFiles
+    rows: Int[np.ndarray, " n"]
+    labels: Int[np.ndarray, " n"]
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.files.names[row] for row in self.rows)
+
+    @property
+    def counts(self) -> Int[np.ndarray, " k"]:
+        """Images of each class."""
+        return np.bincount(self.labels, minlength=len(self.class_names))
+
+    def take(self, which: Int[np.ndarray, " m"]) -> Self:
+        return replace(self, rows=self.rows[which], labels=self.labels[which])
+
+
+def find_images(path: Path) -> ImageFiles:
+    """Every image of a folder, in or below it, or of a tar, in the order of the names."""
+    if path.is_dir():
+        files: ImageFiles = _open_folder(path)
+    elif path.is_file():
+        files = _open_tars(path, [path])
+    else:
+        raise DataError(f"{path}: there is no such folder or tar")
+    if len(files) == 0:
+        raise DataError(f"{path}: holds no image ({', '.join(sorted(SUFFIXES))}){_found(files)}")
+    return files
+
+
+def has_images(folder: Path) -> bool:
+    """Whether there is an image in or below a folder; stops at the first."""
+    return any(True for _ in _walk(folder, folder))
+
+
+def has_split(path: Path, split: str) -> bool:
+    """Whether a folder holds this split in any layout."""
+    return bool(_sources(path, split))
+
+
+def find_split(path: Path, split: str) -> LabelledImages:
+    """The images of one split of a data set, with their classes."""
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "there is no such folder"
+        raise DataError(f"{path}: {what}; expected a folder with {_LAYOUTS.format(split=split)}")
+    sources = _sources(path, split)
+    if not sources:
+        there = listed(sorted(entry.name for entry in path.iterdir())) or "nothing"
+        raise DataError(
+            f"{path}: holds no {split} images; expected {_LAYOUTS.format(split=split)}; "
+            f"it holds {there}"
+        )
+    kinds = {source.is_dir() for source in sources} | {s.stem == split for s in sources}
+    if len(sources) > 1 and len(kinds) > 1:
+        raise DataError(
+            f"{path}: holds {split} images more than once ({listed([s.name for s in sources])}); "
+            "keep one of them"
+        )
+    if sources[0].is_dir():
+        return label(_open_folder(sources[0]), split)
+    source = sources[0] if len(sources) == 1 else path / f"{split}-*.tar"
+    return label(_open_tars(source, sources), split)
+
+
+def label(files: ImageFiles, split: str = "") -> LabelledImages:
+    """Classes from the names: the first folder, below a folder with the name of the split."""
+    classes, rows, stray = [], [], []
+    for row, name in enumerate(files.names):
+        folders = name.split("/")[:-1]
+        folders = folders[1:] if folders and folders[0] == split else folders
+        if folders:
+            classes.append(folders[0])
+            rows.append(row)
+        else:
+            stray.append(files.title(row))
+    names = tuple(sorted(set(classes)))
+    if not names:
+        what = f"images, but none in a class folder: {listed(stray)}" if stray else "no image"
+        raise DataError(f"{files.source}: holds {what}; expected CLASS/*.jpg{_found(files)}")
+    if len(names) == 1:
+        raise DataError(
+            f"{files.source}: holds one class only, {names[0]!r} ({listed(files.names[:1])}); "
+            f"expected a folder for each of at least two classes{_found(files)}"
+        )
+    numbers = {name: number for number, name in enumerate(names)}
+    problems = *files.problems, *(Skipped(title, "lies in no class folder") for title in stray)
+    return LabelledImages(
+        replace(files, problems=problems),
+        np.array(rows),
+        np.array([numbers[name] for name in classes]),
+        names,
+    )
+
+
+def require_classes(images: LabelledImages, expected: Sequence[str], of: str) -> None:
+    """The classes must be those of the training images; `of` names where these lie."""
+    missing = [name for name in expected if name not in set(images.class_names)]
+    unknown = [name for name in images.class_names if name not in set(expected)]
+    if missing or unknown:
+        parts = [f"it lacks {listed(missing)}"] if missing else []
+        parts += [f"{listed(unknown)} are not in {of}"] if unknown else []
+        raise DataError(f"{images.files.source}: holds other classes than {of}: {'; '.join(parts)}")
+
+
+def listed(names: Sequence[str]) -> str:
+    """A few names for a message, and the number of those left out."""
+    shown = ", ".join(name.encode(errors="replace").decode() for name in names[:_NAMED])
+    return shown + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
+
+
+def _sources(path: Path, split: str) -> list[Path]:
+    folder, tar = path / split, path / f"{split}.tar"
+    found = [folder] if folder.is_dir() else []
+    found += [tar] if tar.is_file() else []
+    return found + sorted(path.glob(f"{split}-*.tar"))
+
+
+def _is_image(name: str) -> bool:
+    # Names with a leading dot are what file managers leave behind.
+    path = PurePosixPath(name)
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+def _open_folder(folder: Path) -> FolderFiles:
+    return FolderFiles(folder, tuple(sorted(_walk(folder, folder))), ())
+
+
+def _walk(root: Path, folder: Path) -> Iterable[str]:
+    for place, folders, files in os.walk(folder):
+        # The folders of the first level may be links, as class folders often are.
+        if place == str(root):
+            linked = [name for name in folders if (root / name).is_symlink()]
+            for name in linked:
+                yield from _walk(root, root / name)
+        inside = Path(place).relative_to(root)
+        yield from ((inside / name).as_posix() for name in files if _is_image(name))
+
+
+def _open_tars(source: Path, archives: Sequence[Path]) -> TarFiles:
+    names: list[str] = []
+    places: list[tuple[int, int, int]] = []
+    problems: list[Skipped] = []
+    for number, archive in enumerate(archives):
+        state = archive.stat()
+        members, found = _index(archive, state.st_mtime_ns, state.st_size)
+        problems += found
+        names += members
+        places += [(number, *place) for place in members.values()]
+    order = sorted(range(len(names)), key=lambda row: (names[row], places[row]))
+    return TarFiles(
+        source,
+        tuple(names[row] for row in order),
+        tuple(problems),
+        tuple(archives),
+        np.array([places[row] for row in order], dtype=np.int64).reshape(-1, 3),
+    )
+
+
+@lru_cache(maxsize=64)
+def _index(
+    archive: Path, modified: int, length: int
+) -> tuple[dict[str, tuple[int, int]], tuple[Skipped, ...]]:
+    """Offset and size of each image of a tar, from its headers; and what is wrong with the tar."""
+    del modified  # of the cache's key: a tar that was changed is indexed anew
+    members: dict[str, tuple[int, int]] = {}
+    cut: list[Skipped] = []
+    end = 0
+    with reading(archive, "an uncompressed tar of images"), tarfile.open(archive, "r:") as tar:
+        try:
+            while (member := tar.next()) is not None:
+                tar.members.clear()  # type: ignore[attr-defined]  # a million of them is memory
+                end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
+                if not (member.isreg() and _is_image(member.name)) or member.issparse():
+                    continue
+                # As in any tar, the last member of a name is the one that counts.
+                members.pop(name := _inside(member.name), None)
+                if member.offset_data + member.size <= length:
+                    members[name] = member.offset_data, member.size
+                else:
+                    cut.append(Skipped(f"{archive.name}: {name}", "the tar ends inside it"))
+        except tarfile.ReadError:
+            pass  # the end is missing; that is found and said below
+    if not _ends(archive, end):
+        reason = f"ends too early or is damaged after {len(members):,} images: used up to there"
+        cut.append(Skipped(archive.name, reason))
+    return members, tuple(cut)
+
+
+def _inside(name: str) -> str:
+    """A member's name without what would lead out of the tar; it is only ever a name here."""
+    return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
+
+
+def _ends(archive: Path, end: int) -> bool:
+    """Whether the mark of a tar's end, a block of zeros, follows its last member."""
+    with archive.open("rb") as file:
+        file.seek(end)
+        return file.read(_BLOCK) == bytes(_BLOCK)
+
+
+def _found(files: ImageFiles) -> str:
+    """What was left out, to be added to a message that it may explain."""
+    items = [f"{problem.name} {problem.reason}" for problem in files.problems]
+    return f"; {listed(items)}" if items else ""

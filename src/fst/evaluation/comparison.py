@@ -1,0 +1,268 @@
+"""Several models trained on equal terms, as one table: what each cost, and its error everywhere.
+
+Enters: one standing for each model and seed, read from its run folder. Leaves: a table with a line
+a model (the mean over seeds), under it their spread and the paper's figures, as text for a
+terminal, Markdown and JSON.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table as TerminalTable
+from rich.text import Text
+
+from fst.evaluation.rows import ACCURACIES, Row
+from fst.evaluation.tables import NOTHING, Table, grid_name, number, unique
+from fst.pretrained import to_json
+
+SPREAD, PAPER = "  ±", "  paper"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A test error; the per-sample errors stay with the run."""
+
+    metric: str
+    grid: tuple[int, ...] | None
+    samples: int
+    error: float
+    paper_error: float | None
+
+    @property
+    def column(self) -> str:
+        return ACCURACIES.get(self.metric) or grid_name(self.grid)
+
+    def text(self, value: float | None) -> str:
+        """An error, or the accuracy that it leaves in percent."""
+        if self.metric in ACCURACIES and value is not None:
+            return f"{100 * (1 - value):.2f}"
+        return number(value)
+
+    def deviation(self, value: float) -> str:
+        return f"{100 * value:.2f}" if self.metric in ACCURACIES else number(value)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One model with one seed: how far it came, what it cost, and its errors."""
+
+    model: str
+    """Its name in the recipes; `title` is its name in the paper."""
+    title: str
+    number: int
+    """Of the seed, counted from 1."""
+    seed: int
+    status: Literal["done", "failed", "waiting"]
+    run: str
+    """The name of its run folder."""
+    learning_rate: float
+    predictor_learning_rate: float | None
+    parameters: int | None = None
+    paper_parameters: int | None = None
+    steps: int | None = None
+    training_seconds: float | None = None
+    """Of the updates alone."""
+    all_seconds: float | None = None
+    """With validation and saving."""
+    calibrated_steps_per_second: float | None = None
+    steps_per_second: float | None = None
+    peak_memory_gib: float | None = None
+    selected_step: int | None = None
+    validation_error: float | None = None
+    compiled: bool | None = None
+    note: str | None = None
+    scores: tuple[Score, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All standings of one comparison."""
+
+    task: str
+    budget: str
+    standings: tuple[Standing, ...]
+    hardware: dict[str, Any]
+    versions: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def table(self) -> Table:
+        """One line a model, then its spread over several seeds and the paper's figures."""
+        columns = unique(score.column for each in self.standings for score in each.scores)
+        lines: list[tuple[str, ...]] = []
+        for those in _by_model(self.standings).values():
+            lines += _lines(those, columns)
+        header = (
+            "Model",
+            "Para-\nmeters",
+            "Steps",
+            "Time\n(s)",
+            "Steps\n/s",
+            "Peak\nGiB",
+            *columns,
+        )
+        return Table(self.title, header, tuple(lines))
+
+    @property
+    def title(self) -> str:
+        scores = [score for each in self.standings for score in each.scores]
+        accuracy = any(score.metric in ACCURACIES for score in scores)
+        what = "accuracy in percent" if accuracy else "mean relative L2 error"
+        return f"{self.task}, {self.budget} for each model: {what} on the test set"
+
+    def explanations(self) -> list[str]:
+        """What a reader of the table must know, a sentence or two each."""
+        timed = not self.budget.endswith("steps")
+        words = [
+            f"Budget: {self.budget} for each model"
+            + (
+                " in updates on this device. A short measurement of each model gives its steps, so "
+                "the time it then takes can differ a little."
+                if timed
+                else "."
+            )
+            + " Validation, saving and the test are not counted.",
+            "Schedule: for every model a linear warm-up, then one cosine to zero over its steps, "
+            f"at the learning rate of its recipe: {self._rates()}.",
+            "Time and steps/s: of the updates alone, compilation included.",
+        ]
+        if any(each.compiled for each in self.standings):
+            words.append("Compilation comes on top of the budget.")
+        if any(each.peak_memory_gib is not None for each in self.standings):
+            words.append(
+                "Peak: most memory allocated on the GPU by updates, the data on it included."
+            )
+        if any(score.paper_error for each in self.standings for score in each.scores):
+            words.append(
+                "paper: its figures after its own, longer training, on the published data."
+            )
+        counts = {each.number for each in self.standings}
+        if len(counts) > 1:
+            words.append(
+                "±: standard deviation over the seeds of a model; the line above it is their mean."
+            )
+        for each in self.standings:
+            if each.note is not None:
+                which = f", seed {each.number}" if each.status == "failed" else ""
+                words.append(f"{each.title}{which}: {each.note}")
+        return [*unique(words), *self.notes, self._environment()]
+
+    def terminal(self) -> TerminalTable:
+        """Without its title; 80 columns hold four test grids, and no number is ever cut."""
+        table = self.table()
+        widths = [
+            max(len(text) for cell in column for text in cell.split("\n"))
+            for column in zip(table.header, *table.lines, strict=True)
+        ]
+        drawn = TerminalTable(
+            header_style="bold",
+            box=SIMPLE_HEAD,
+            show_edge=False,
+            padding=0,
+            width=sum(widths) + len(widths) - 1,
+        )
+        for index, name in enumerate(table.header):
+            drawn.add_column(Text(name), justify="right" if index else "left", no_wrap=True)
+        for line in table.lines:
+            drawn.add_row(*map(Text, line), style="dim" if line[0].startswith(" ") else None)
+        return drawn
+
+    def markdown(self) -> str:
+        notes = "\n".join(f"- {sentence}" for sentence in self.explanations())
+        return f"# {self.title}\n\n{self.table().markdown()}\n{notes}\n"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "budget": self.budget,
+            "hardware": self.hardware,
+            "versions": self.versions,
+            "explanations": self.explanations(),
+            "rows": [to_json(each) for each in self.standings],
+        }
+
+    def _rates(self) -> str:
+        found = {}
+        for each in self.standings:
+            found[each.title] = f"{each.title} {each.learning_rate:g}"
+            if each.predictor_learning_rate is not None:
+                found[each.title] += f" (predictor {each.predictor_learning_rate:g})"
+        return ", ".join(found.values())
+
+    def _environment(self) -> str:
+        gpus = self.hardware.get("gpus")
+        threads = self.hardware.get("threads")
+        device = gpus[0]["name"] if gpus else f"CPU, {threads} thread{'s' * (threads != 1)}"
+        versions = ", ".join(
+            f"{name} {self.versions[name]}"
+            for name in ("fst", "torch", "neuraloperator")
+            if self.versions.get(name)
+        )
+        return f"Made with: {device}; {versions}." if versions else "Nothing is trained yet."
+
+
+def _by_model(standings: Sequence[Standing]) -> dict[str, list[Standing]]:
+    """The seeds of a model together, in the order in which the models came."""
+    found: dict[str, list[Standing]] = {}
+    for each in standings:
+        found.setdefault(each.model, []).append(each)
+    return found
+
+
+def scores_of(rows: Sequence[Row]) -> tuple[Score, ...]:
+    """A run's errors on its test grids, or its accuracies."""
+    return tuple(
+        Score(row.metric, row.grid, row.samples, row.error, row.paper_error)
+        for row in rows
+        if row.neighbors is None
+    )
+
+
+def _lines(those: list[Standing], columns: list[str]) -> list[tuple[str, ...]]:
+    done = [each for each in those if each.status == "done"]
+    first = those[0]
+
+    def mean(read: Callable[[Standing], float | None], form: Callable[[float], str]) -> str:
+        values = [value for each in done if (value := read(each)) is not None]
+        return form(statistics.fmean(values)) if values else NOTHING
+
+    scores = {
+        column: [score for each in done for score in each.scores if score.column == column]
+        for column in columns
+    }
+    counted = first.parameters
+    line = (
+        first.title,
+        NOTHING if counted is None else f"{counted:,}",
+        mean(lambda each: each.steps, lambda value: f"{value:,.0f}"),
+        mean(lambda each: each.training_seconds, _short),
+        mean(lambda each: each.steps_per_second, _short),
+        mean(lambda each: each.peak_memory_gib, lambda value: f"{value:.1f}"),
+        *(
+            found[0].text(statistics.fmean(score.error for score in found)) if found else NOTHING
+            for found in scores.values()
+        ),
+    )
+    lines = [line]
+    if len(done) > 1:
+        cells = (
+            found[0].deviation(statistics.stdev(score.error for score in found)) if found else ""
+            for found in scores.values()
+        )
+        lines.append((SPREAD, "", "", "", "", "", *cells))
+    if any(score.paper_error is not None for found in scores.values() for score in found):
+        paper = "" if first.paper_parameters is None else f"{first.paper_parameters:,}"
+        cells = (found[0].text(found[0].paper_error) if found else "" for found in scores.values())
+        lines.append((PAPER, paper, "", "", "", "", *cells))
+    for status in ("failed", "waiting"):
+        count = sum(each.status == status for each in those)
+        if count:
+            word = status if count == len(those) else f"{count} {status}"
+            lines.append((f"  {word}", *[""] * (len(line) - 1)))
+    return lines
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1_000 else f"{value:,.0f}"

@@ -1,0 +1,56 @@
+"""Kernels for the GPU. The PyTorch reference in `fst.rbf` stays the default everywhere else."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from torch import Tensor
+
+fused_blend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
+short_attention: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
+
+if find_spec("triton") is not None:
+    from fst.kernels import attention, blend
+
+    fused_blend, short_attention = blend.fused_blend, attention.short_attention
+
+__all__ = ["fused_blend", "reference", "short_attention", "takes_heads", "usable"]
+
+# More features or axes than this are left to PyTorch.
+_MOST_FEATURES, _MOST_AXES = 256, 3
+# Longer heads are well served by PyTorch's own attention.
+_LONGEST_HEAD = 32
+
+_enabled = True
+
+
+def usable(anchors: Tensor, features: Tensor) -> bool:
+    """Whether the fused blend takes these: on a GPU, in float32 or less, of moderate size."""
+    return (
+        _enabled
+        and features.is_cuda
+        and features.element_size() <= 4
+        and features.shape[2] <= _MOST_FEATURES
+        and anchors.shape[2] <= _MOST_AXES
+    )
+
+
+def takes_heads(queries: Tensor) -> bool:
+    """Whether our own attention is the one for these: on a GPU, in half precision, short heads."""
+    return (
+        _enabled
+        and queries.is_cuda
+        and queries.element_size() == 2
+        and queries.shape[-1] <= _LONGEST_HEAD
+    )
+
+
+@contextmanager
+def reference() -> Iterator[None]:
+    """Within, the plain PyTorch path runs: for comparisons and for finding faults."""
+    global _enabled
+    before, _enabled = _enabled, False
+    try:
+        yield
+    finally:
+        _enabled = before

@@ -1,0 +1,81 @@
+"""Recipes on equal terms: the models of one task, each to be trained with the same budget.
+
+A task is what stands before the last stroke of a recipe's name, a model what stands after it. Only
+where that would mix data of different kinds (own/fst, own/images-fst) does a recipe's own task
+name it.
+"""
+
+import difflib
+from dataclasses import replace
+from typing import Literal
+
+from fst.evaluation.protocol import EvaluationSettings
+from fst.recipes import RECIPES
+from fst.recipes.recipe import Recipe
+from fst.training.budget import spend
+
+CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
+
+# Apart enough that the streams which a run derives from its seed are its own.
+SEED_STRIDE = 1_000
+
+
+class UnknownModelError(ValueError):
+    """No such task, or no such model in it; the message lists those there are."""
+
+
+def tasks() -> dict[str, dict[str, str]]:
+    """The models of every task, each with the name of its recipe."""
+    kinds: dict[str, set[str]] = {}
+    own = {name: make().task for name, make in RECIPES.items()}
+    for name, task in own.items():
+        kinds.setdefault(name.rpartition("/")[0], set()).add(task)
+    found: dict[str, dict[str, str]] = {}
+    for name, task in own.items():
+        prefix, _, model = name.rpartition("/")
+        found.setdefault(prefix if len(kinds[prefix]) == 1 else task, {})[model] = name
+    return found
+
+
+def models_of(task: str, wanted: tuple[str, ...] = ()) -> dict[str, str]:
+    """The models wanted, or all of the task, each with the name of its recipe."""
+    known = tasks()
+    if task not in known:
+        near = difflib.get_close_matches(task, known, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UnknownModelError(f"unknown task {task!r}: {hint}there are {', '.join(known)}")
+    for model in wanted:
+        if model not in known[task]:
+            raise UnknownModelError(
+                f"{task} has no model {model!r}; it has {', '.join(known[task])}"
+            )
+    return {model: known[task][model] for model in wanted or known[task]}
+
+
+def contestant(recipe: Recipe, compile_mode: CompileMode | None = None) -> Recipe:
+    """The recipe without what only costs time here: the same model, data, loss and test grids.
+
+    `compile_mode` asks for compilation; without it the recipe keeps its own choice.
+    """
+    training = replace(recipe.training, tensorboard=False, wandb=False)
+    if compile_mode is not None:
+        training = replace(training, compile=True, compile_mode=compile_mode)
+    evaluation = recipe.evaluation
+    if isinstance(evaluation, EvaluationSettings):
+        evaluation = replace(evaluation, neighbors=())
+    return replace(recipe, training=training, evaluation=evaluation)
+
+
+def seed_of(recipe: Recipe, number: int) -> int:
+    """The `number`th seed, counted from 1, which is the recipe's own."""
+    return recipe.training.seed + SEED_STRIDE * (number - 1)
+
+
+def entry(recipe: Recipe, number: int, steps: int, *, compiled: bool) -> Recipe:
+    """A contestant's run: the `number`th seed, and a schedule of this many steps."""
+    training = replace(
+        spend(recipe.training, steps),
+        seed=seed_of(recipe, number),
+        compile=compiled,
+    )
+    return replace(recipe, training=training)

@@ -1,0 +1,124 @@
+"""Your own images: the classes come from the folder or the tar files (see docs/images.md).
+
+The three models share data, schedule and budget, so that their accuracies can be compared.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from fst.data import ImageData
+from fst.data.images import find_split
+from fst.evaluation.classification import ClassificationSettings
+from fst.images import CNNViTConfig, ImageClassifierConfig, ImageConfig, ViTConfig
+from fst.recipes.recipe import Recipe
+from fst.training.objectives import CrossEntropy
+from fst.training.schedules import WarmupCosine
+from fst.training.settings import TrainingSettings
+
+TASK = "own-images"
+CLASSES = ("class 0", "class 1")
+SIZE, PATCH = (128, 128), 8
+HELD_OUT = 0.05
+PAPER_CLASSES = 1000
+
+
+def _recipe(
+    model_name: str,
+    paper_name: str,
+    model: ImageConfig,
+    predictor_learning_rate: float | None = None,
+) -> Recipe:
+    return Recipe(
+        name=f"own/images-{model_name}",
+        task=TASK,
+        model_name=paper_name,
+        model=model,
+        # Resized by the paper's ratio of 256 to 224.
+        data=ImageData(image_size=SIZE, resize=146, held_out=500),
+        data_folder="",
+        training=TrainingSettings(
+            objective=CrossEntropy(label_smoothing=0.1),
+            schedule=WarmupCosine(warmup=500, maximum=5_000),
+            learning_rate=1e-3,
+            predictor_learning_rate=predictor_learning_rate,
+            optimizer="adamw",
+            weight_decay=0.05,
+            clip=1.0,
+            batch_size=256,
+            queries=None,
+            augment=True,
+            validate_every=250,
+            validation_batch=100,
+            checkpoint_every=1_000,
+        ),
+        evaluation=ClassificationSettings(),
+    )
+
+
+def fst() -> Recipe:
+    """FST on images of your own, in class folders or tar files.
+
+    Command: fst train own/images-fst --data my-images --out runs/mine
+    Cost: 5,000 steps of 256 images by default; set --training.schedule.maximum.
+    """
+    model = ImageClassifierConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH)
+    return _recipe("fst", "FST", model, predictor_learning_rate=1e-5)
+
+
+def vit() -> Recipe:
+    """A plain vision transformer on images of your own.
+
+    Command: fst train own/images-vit --data my-images --out runs/mine-vit
+    Cost: 5,000 steps of 256 images by default; set --training.schedule.maximum.
+    """
+    return _recipe("vit", "ViT", ViTConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH))
+
+
+def cnn_vit() -> Recipe:
+    """The vision transformer behind FST's patch encoder, on images of your own.
+
+    Command: fst train own/images-cnn-vit --data my-images --out runs/mine-cnn-vit
+    Cost: 5,000 steps of 256 images by default; set --training.schedule.maximum.
+    """
+    model = CNNViTConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH)
+    return _recipe("cnn-vit", "CNN-ViT", model)
+
+
+def fitted(recipe: Recipe, class_names: tuple[str, ...]) -> Recipe:
+    """The recipe with the classes of the data. What the paper reports is about ImageNet's."""
+    model = recipe.model
+    assert isinstance(model, ImageClassifierConfig | ViTConfig)
+    fits = replace(recipe, model=replace(model, class_names=class_names))
+    if len(class_names) == PAPER_CLASSES:
+        return fits
+    evaluation = replace(recipe.evaluation, paper_errors=())
+    return replace(fits, evaluation=evaluation, paper_parameters=None, paper_error=None)
+
+
+def with_share_held_out(recipe: Recipe, data: Path) -> Recipe:
+    """The recipe with a twentieth of these training images held out for validation."""
+    assert isinstance(recipe.data, ImageData)
+    images = find_split(data, "train")
+    count = max(len(images.class_names), round(HELD_OUT * len(images)))
+    return replace(recipe, data=replace(recipe.data, held_out=count))
+
+
+def unnamed(recipe: Recipe) -> Recipe:
+    """For a list of options: nobody wants to read placeholders for a thousand classes."""
+    if not isinstance(recipe.model, ImageClassifierConfig | ViTConfig):
+        return recipe
+    return replace(recipe, model=replace(recipe.model, class_names=CLASSES))
+
+
+def check(recipe: Recipe) -> None:
+    """Raise where options of an image recipe cannot be followed."""
+    model, data = recipe.model, recipe.data
+    if not isinstance(model, ImageClassifierConfig | ViTConfig):
+        return
+    if model.class_names != CLASSES:
+        raise ValueError("model.class_names cannot be set: the classes are those of the data")
+    if isinstance(data, ImageData) and model.image_size != data.image_size:
+        raise ValueError(
+            f"model.image_size and data.image_size must be the same, got {model.image_size} and "
+            f"{data.image_size}"
+        )

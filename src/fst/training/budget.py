@@ -1,0 +1,199 @@
+"""A budget for training: a number of steps, or a time that is turned into one by measuring.
+
+Enters: "10m", "90s", "2h" or "20000steps". Leaves: the training settings that spend it,
+
+    factor(s) = s / w             for s < w,    w = min(1000, n / 10),
+                (1 + cos π(s - w)/(n - w)) / 2  from there to the last step n,
+
+the same shape for every model and every budget, whatever schedule the settings came with. A time
+is that of the updates alone: n = time × rate, and `calibrate` measures the rate.
+"""
+
+import gc
+import math
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+
+from fst.base import Model
+from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.training.errors import TrainingError
+from fst.training.journal import Stopwatch
+from fst.training.loop import build_accelerator
+from fst.training.schedules import WarmupCosine
+from fst.training.settings import TrainingSettings
+from fst.training.trainer import Trainer
+
+# Below this many steps there is nothing to divide into warm-up, validations and the rest.
+FEWEST_STEPS = 10
+VALIDATIONS = 10
+MOST_WARMUP = 1_000
+# However long the run, no more than this is lost when it is killed.
+MOST_BETWEEN_CHECKPOINTS = 10_000
+
+# Updates before the clock starts: compiling, choosing algorithms and recording graphs take three;
+# up to five where they are quick.
+FEWEST_UNTIMED, MOST_UNTIMED, UNTIMED_SECONDS = 3, 5, 3.0
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?) ?(s|m|h|steps?)")
+
+
+class Budget(ABC):
+    """What one model may spend."""
+
+    calibration_seconds: float
+    """How long to measure the model's rate."""
+
+    @abstractmethod
+    def steps(self, rate: float) -> int:
+        """The steps it allows at this many steps a second."""
+
+
+@dataclass(frozen=True)
+class StepBudget(Budget):
+    """The same number of steps whatever the model's rate."""
+
+    count: int
+    calibration_seconds = 1.0
+
+    def __post_init__(self) -> None:
+        if self.count < FEWEST_STEPS:
+            raise ValueError(f"budget must be at least {FEWEST_STEPS} steps, got {self.count}")
+
+    def steps(self, rate: float) -> int:
+        del rate
+        return self.count
+
+    def __str__(self) -> str:
+        return f"{self.count}steps"
+
+
+@dataclass(frozen=True)
+class TimeBudget(Budget):
+    """The same time in updates, so that faster models make more of them."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ValueError(f"budget must be above 0, got {self}")
+
+    @property
+    def calibration_seconds(self) -> float:  # type: ignore[override]
+        return min(5.0, self.seconds / 4)
+
+    def steps(self, rate: float) -> int:
+        count = round(self.seconds * rate)
+        if count < FEWEST_STEPS:
+            raise TrainingError(
+                f"a budget of {self} allows {count} steps of this model at {rate:.2g} a second, "
+                f"and it takes at least {FEWEST_STEPS}"
+            )
+        return count
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g}s"
+
+
+def parse_budget(text: str) -> Budget:
+    """A budget as it is written on a command line."""
+    plain = text.strip().lower().replace(",", "").replace("_", "")
+    match = _BUDGET.fullmatch(plain)
+    if match is None:
+        raise ValueError(
+            f"budget must be a time such as 90s, 10m or 2h, or a number of steps such as "
+            f"20000steps, got {text!r}"
+        )
+    number, unit = float(match[1]), match[2]
+    if unit in _UNITS:
+        return TimeBudget(number * _UNITS[unit])
+    if not number.is_integer():
+        raise ValueError(f"budget must be a whole number of steps, got {text!r}")
+    return StepBudget(int(number))
+
+
+def spend(settings: TrainingSettings, steps: int) -> TrainingSettings:
+    """The settings with a schedule of exactly this many steps, validated about ten times."""
+    if steps < FEWEST_STEPS:
+        raise ValueError(f"steps must be at least {FEWEST_STEPS}, got {steps}")
+    interval = math.ceil(steps / VALIDATIONS)
+    return replace(
+        settings,
+        schedule=WarmupCosine(warmup=min(MOST_WARMUP, steps // 10), maximum=steps),
+        validate_every=interval,
+        checkpoint_every=min(interval, MOST_BETWEEN_CHECKPOINTS),
+    )
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A short measurement of updates with a scratch model."""
+
+    updates: int
+    seconds: float
+    peak_memory_gib: float | None
+    """Most memory allocated on the GPU by updates, the data on it included; None on a CPU."""
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.updates / max(self.seconds, 1e-9)
+
+
+def calibrate(
+    model: Model,
+    training: TrainingSplit,
+    validation: ValidationSplit,
+    settings: TrainingSettings,
+    seconds: float,
+) -> Calibration:
+    """Measure the updates of a model, which is spent by it: train another one.
+
+    The first few updates, which compile, are not timed. What was allocated is given back.
+    """
+    accelerator = build_accelerator(settings, training.samples.device)
+    trainer = Trainer(model, training.samples, validation.samples, settings, accelerator)
+    device = trainer.device
+    try:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        watch = Stopwatch()
+        for number in range(MOST_UNTIMED):
+            if number < FEWEST_UNTIMED or watch.running < UNTIMED_SECONDS:
+                _update(trainer, 1)
+        updates, count = 0, 1
+        watch = Stopwatch()
+        while True:
+            _update(trainer, count)
+            updates += count
+            passed = watch.running
+            if passed >= seconds:
+                break
+            # As many as should fill the time, but no more than losses are kept for.
+            wanted = math.ceil((seconds - passed) * updates / passed)
+            count = min(wanted, settings.log_every)
+        memory = None
+        if device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated(device) / 2**30
+        return Calibration(updates, passed, memory)
+    finally:
+        trainer.batches.close()
+        del trainer, accelerator
+        release()
+
+
+def release() -> None:
+    """Give back the memory of what is no longer used, and forget what was compiled for it."""
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _update(trainer: Trainer, count: int) -> None:
+    for _ in range(count):
+        trainer.update()
+    trainer.read()  # waits for the device
+    trainer.progression.pending.clear()

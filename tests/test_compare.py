@@ -1,0 +1,391 @@
+"""Comparisons: equal terms, one table, and nothing done twice, whatever happens in between."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import fst
+from comparison_recipes import GRIDS, Launches, contents, small
+from fst.baselines import FNOConfig
+from fst.cli import USER_ERROR, main
+from fst.commands import compare as compare_module
+from fst.commands import contestant
+from fst.commands.compare import compare
+from fst.commands.contestant import ComparisonFolder
+from fst.evaluation.comparison import PAPER, SPREAD, Comparison, Score, Standing
+from fst.evaluation.runs import read_run
+from fst.recipes import find
+from fst.recipes.comparison import models_of, tasks
+from fst.recipes.paper import BURGERS_GRIDS
+from fst.training.budget import Calibration, StepBudget
+from fst.training.errors import TrainingError
+
+TASK, MODELS = "burgers-single", ("fst", "deeponet")
+BUDGET = "20steps"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    small("burgers-single/fst").data.prepare(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_measurements():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepBudget, "calibration_seconds", 0.01)
+        yield
+
+
+def run(out: Path, data: Path, launch=None, **changes):
+    options = {"budget": BUDGET, "models": MODELS, "data": data, "device": "cpu", "make": small}
+    return compare(TASK, out, launch=launch or Launches(), **{**options, **changes})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, data) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "c"
+    run(out, data)
+    return out
+
+
+@pytest.fixture
+def copy(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "c"))
+
+
+def test_one_table_with_all_that_was_asked(finished):
+    report = json.loads((finished / "comparison.json").read_text())
+    assert [row["model"] for row in report["rows"]] == list(MODELS)
+    assert report["versions"]["torch"]
+    assert report["hardware"]["cpus"]
+    text = (finished / "comparison.md").read_text()
+    for row in report["rows"]:
+        assert (row["status"], row["steps"]) == ("done", 20)
+        rows = json.loads((finished / row["run"] / "results/rows.json").read_text())
+        assert [tuple(score["grid"]) for score in row["scores"]] == list(GRIDS)
+        assert [score["error"] for score in row["scores"]] == [each["error"] for each in rows]
+        papers = find(f"{TASK}/{row['model']}").evaluation.paper_errors[-2:]
+        assert tuple(score["paper_error"] for score in row["scores"]) == papers
+        summary = json.loads((finished / row["run"] / "summary.json").read_text())
+        assert row["training_seconds"] * summary["steps_per_second"] == pytest.approx(20)
+        assert row["training_seconds"] < row["all_seconds"]
+        assert row["parameters"] == rows[0]["parameters"] == count(row["model"])
+        for score in row["scores"]:
+            assert f"{score['error']:.5f}" in text
+            assert f"{score['paper_error']:.5f}" in text
+        assert f"{row['parameters']:,}" in text
+    assert "FST 0.001, DeepONet 0.0003" in text  # each at its own learning rate
+
+
+def count(model: str) -> int:
+    built = fst.recipes.recipe.build_model(small(f"{TASK}/{model}").model)
+    return sum(parameter.numel() for parameter in built.parameters())
+
+
+def test_the_models_differ_in_nothing_but_themselves(finished):
+    recipes = [json.loads((finished / f"{m}-seed1/recipe.json").read_text()) for m in MODELS]
+    for recipe in recipes:
+        expected = {"kind": "WarmupCosine", "warmup": 2, "maximum": 20}
+        assert recipe["training"]["schedule"] == expected
+        recipe["evaluation"].pop("paper_errors")
+        recipe["training"].pop("learning_rate")
+    for part in ("evaluation", "training"):
+        assert recipes[0][part] == recipes[1][part]
+
+
+def test_the_runs_are_ordinary(finished):
+    for model in MODELS:
+        scored = read_run(finished / f"{model}-seed1")
+        assert [row.grid for row in scored.rows] == list(GRIDS)
+        assert len(scored.curves.validation) == 10
+        assert fst.from_pretrained(finished / f"{model}-seed1/best").config
+
+
+def test_asked_again_nothing_is_done_again(copy, data):
+    before = contents(copy)
+    launches = Launches()
+    run(copy, data, launches)
+    run(copy, None, launches)  # the data need not be named again
+    assert launches.seen == []
+    after = contents(copy)
+    rewritten = {"settings.json", "comparison.md", "comparison.json"}
+    for name in before:
+        assert after[name][name in rewritten :] == before[name][name in rewritten :], name
+
+
+def test_what_is_trained_but_not_scored_is_only_scored(copy, data, monkeypatch):
+    rows = copy / "deeponet-seed1/results/rows.json"
+    before, stored = contents(copy / "deeponet-seed1"), json.loads(rows.read_text())
+    rows.unlink()
+    monkeypatch.setattr(contestant, "run_training", lambda *_, **__: pytest.fail("trained again"))
+    launches = Launches()
+    run(copy, data, launches)
+    assert launches.seen == ["deeponet-seed1"]
+    assert json.loads(rows.read_text()) == stored
+    after = contents(copy / "deeponet-seed1")
+    assert {n: after[n] for n in after if "results" not in n} == (
+        {n: before[n] for n in before if "results" not in n}
+    )
+
+
+def test_models_and_seeds_can_be_added(copy, data):
+    launches = Launches()
+    found = run(copy, data, launches, models=("deeponet",), seeds=2)
+    assert launches.seen == ["deeponet-seed2"]
+    assert [each.run for each in found.standings] == [
+        "fst-seed1",
+        "deeponet-seed1",
+        "deeponet-seed2",
+    ]
+    one, two = found.standings[1:]
+    assert one.seed != two.seed
+    assert one.steps == two.steps
+    assert one.scores != two.scores
+    lines = found.table().lines
+    (place,) = [index for index, line in enumerate(lines) if line[0] == "DeepONet"]
+    for column in range(2):
+        errors = [each.scores[column].error for each in (one, two)]
+        assert lines[place][6 + column] == f"{statistics.mean(errors):.5f}"
+        assert lines[place + 1][6 + column] == f"{statistics.stdev(errors):.5f}"
+        assert lines[place + 2][6 + column] == f"{one.scores[column].paper_error:.5f}"
+    assert (lines[place + 1][0], lines[place + 2][0]) == (SPREAD, PAPER)
+
+
+def test_a_seed_does_not_depend_on_the_others(copy, tmp_path, data):
+    """The first seed is the recipe's; seed 2 made first is seed 2 made later."""
+    assert json.loads((copy / "fst-seed1/recipe.json").read_text())["training"]["seed"] == (
+        find("burgers-single/fst").training.seed
+    )
+    together = run(tmp_path / "d", data, models=("deeponet",), seeds=2)
+    later = run(copy, data, models=("deeponet",), seeds=2)
+    assert together.standings[1].scores == later.standings[2].scores
+
+
+def killed() -> int:
+    return -signal.SIGKILL
+
+
+def test_one_failure_does_not_end_the_others_and_is_tried_again(tmp_path, data):
+    out = tmp_path / "c"
+    launches = Launches(fst=killed)
+    with pytest.raises(TrainingError, match="fst-seed1 failed .* the same command tries again"):
+        run(out, data, launches)
+    assert launches.seen == ["fst-seed1", "deeponet-seed1"]
+    text = (out / "comparison.md").read_text()
+    assert "|   failed |" in text
+    assert "ended by SIGKILL (often: out of memory)" in text
+    launches = Launches()
+    found = run(out, data, launches)
+    assert launches.seen == ["fst-seed1"]
+    assert {each.status for each in found.standings} == {"done"}
+    assert "failed" not in (out / "comparison.md").read_text()
+
+
+def test_a_model_that_diverges_says_so(tmp_path, data, capsys):
+    def wild(name: str):
+        recipe = small(name)
+        if not name.endswith("/fst"):
+            return recipe
+        return replace(recipe, training=replace(recipe.training, learning_rate=1e30))
+
+    with pytest.raises(TrainingError, match="fst-seed1 failed"):
+        run(tmp_path / "c", data, make=wild)
+    assert "fst, seed 1, failed: step" in capsys.readouterr().err
+    rows = json.loads((tmp_path / "c/comparison.json").read_text())["rows"]
+    assert [row["status"] for row in rows] == ["failed", "done"]
+    assert "failed: step" in rows[0]["note"]
+    assert "loss nan" in rows[0]["note"]
+
+
+def test_a_time_is_measured_once_and_kept(tmp_path, data, monkeypatch):
+    out, updates = tmp_path / "c", []
+
+    def measured(model, training, validation, settings, seconds):
+        updates.append(settings.learning_rate)
+        return Calibration(30, 2.0, 1.5)  # 15 a second
+
+    monkeypatch.setattr(contestant, "calibrate", measured)
+    monkeypatch.setattr(contestant, "run_training", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(out, data, budget="2s")
+    assert ComparisonFolder(out).read_plan("fst").steps == 30
+    monkeypatch.undo()
+    monkeypatch.setattr(contestant, "calibrate", lambda *_, **__: pytest.fail("measured again"))
+    found = run(out, data, models=("fst",), budget="2s", seeds=2)
+    assert updates == [1e-3]
+    assert [(each.steps, each.peak_memory_gib) for each in found.standings[:1]] == [(30, 1.5)]
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_a_real_measurement_gives_the_steps(tmp_path, data):
+    found = run(tmp_path / "c", data, models=("deeponet",), budget="1s").standings[0]
+    assert found.steps == round(found.calibrated_steps_per_second)
+
+
+def test_what_does_not_compile_is_trained_without(tmp_path, data, monkeypatch):
+    measure, tried = contestant.calibrate, []
+
+    def only_eager(model, training, validation, settings, seconds):
+        tried.append(settings.compile)
+        if settings.compile and "DeepONet" in type(model).__name__:
+            raise RuntimeError("complex numbers\nand more")
+        return measure(model, training, validation, replace(settings, compile=False), 0.01)
+
+    monkeypatch.setattr(contestant, "calibrate", only_eager)
+    found = run(tmp_path / "c", data, models=("deeponet",), compile_mode="default").standings[0]
+    assert tried == [True, False]
+    assert found.compiled is False
+    assert "RuntimeError: complex numbers)" in found.note
+    stored = json.loads((tmp_path / "c/deeponet-seed1/recipe.json").read_text())["training"]
+    assert stored["compile"] is False
+
+
+OTHERS = {
+    "budget": ({"budget": "30steps"}, "budget was 20steps, is 30steps"),
+    "compilation": ({"compile_mode": "default"}, "compile was as the recipes say, is default"),
+    "data": ({"data": Path("elsewhere"), "seeds": 2}, "data was "),
+    "recipe": (
+        {"make": lambda name: replace(small(name), standardization=(0.0, 1.0))},
+        "standardization was not set, is [0.0, 1.0]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_settings_are_refused(finished, data, name):
+    changes, message = OTHERS[name]
+    before, launches = contents(finished), Launches()
+    with pytest.raises(TrainingError, match="was made with other settings: ") as caught:
+        run(finished, **{"data": data, "launch": launches, **changes})
+    assert message in str(caught.value)
+    assert launches.seen == []
+    assert contents(finished) == before
+
+
+def without_fno(config):
+    if isinstance(config, FNOConfig):
+        raise ImportError("FNO needs the package neuraloperator")
+    return fst.recipes.recipe.build_model(config)
+
+
+def test_fno_without_its_package(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(compare_module, "build_model", without_fno)
+    with pytest.raises(TrainingError, match="FNO needs the package neuraloperator"):
+        run(tmp_path / "c", data, models=("fno", "deeponet"))
+    assert not (tmp_path / "c").exists()
+    launches = Launches(**dict.fromkeys(("fst", "perceiver-io", "transolver"), killed))
+    with pytest.raises(TrainingError):  # all others take part
+        run(tmp_path / "c", data, launches, models=())
+    assert launches.seen == [f"{m}-seed1" for m in models_of(TASK) if m != "fno"]
+    assert "FNO is left out. FNO needs" in (tmp_path / "c/comparison.md").read_text()
+
+
+def test_the_table_fits_a_terminal_and_no_number_is_cut(finished):
+    """Four grids at the sizes of the paper take 80 columns; a narrower terminal wraps lines."""
+    stored = json.loads((finished / "comparison.json").read_text())["rows"][0]
+    scores = [Score("relative_l2", grid, 84, 0.123456, 0.25) for grid in BURGERS_GRIDS]
+    made = {**stored, "title": "Perceiver IO", "parameters": 2_936_881, "steps": 24_000}
+    made |= {"training_seconds": 120.4, "steps_per_second": 200.0, "peak_memory_gib": 51.7}
+    standing = Standing(**{**made, "scores": tuple(scores), "paper_parameters": 2_936_881})
+    comparison = Comparison(TASK, "2 minutes", (standing,), {}, {})
+    for width in (80, 40):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(comparison.terminal(), crop=False)
+        text = console.export_text()
+        assert "2,936,881 24,000 120.4 200.0 51.7 0.12346 0.12346 0.12346  0.12346" in text
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_tasks_are_those_of_the_recipes():
+    known = tasks()
+    assert list(known[TASK]) == ["fst", "fno", "perceiver-io", "transolver", "deeponet"]
+    assert models_of("darcy", ("fno", "fst", "fno")) == {"fno": "darcy/fno", "fst": "darcy/fst"}
+    for models in known.values():
+        assert len({type(find(name).data) for name in models.values()}) == 1
+        assert len({find(name).evaluation.__class__ for name in models.values()}) == 1
+
+
+MISTAKES = {
+    "task": (["darci", "--budget", "1m"], "unknown task 'darci': did you mean darcy?"),
+    "model": (
+        ["darcy", "--budget", "1m", "--models", "fts"],
+        "darcy has no model 'fts'; it has fst",
+    ),
+    "budget": (["darcy", "--budget", "soon"], "budget must be a time such as 90s"),
+    "seeds": (["darcy", "--budget", "1m", "--seeds", "0"], "seeds must be at least 1"),
+    "file": (["darcy", "--budget", "1m", "--out", "file"], "file is a file, expected a folder"),
+    "taken": (["darcy", "--budget", "1m", "--out", "taken"], "taken already holds files"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_clear_line(capsys, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("taken").mkdir()
+    Path("taken/thesis.txt").write_text("precious")
+    words, message = MISTAKES[name]
+    out = [] if "--out" in words else ["--out", "new"]
+    assert main(["compare", *words, *out, "--device", "cpu"]) == USER_ERROR
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert not Path("new").exists()
+    assert [path.name for path in Path("taken").iterdir()] == ["thesis.txt"]
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from comparison_recipes import small
+from fst.commands.compare import compare
+compare("burgers-single", Path(sys.argv[2]), budget="120steps", models=("deeponet", "fst"),
+        data=Path(sys.argv[3]), device="cpu", make=small)
+"""
+
+
+def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path, data):
+    """The first model is done and the second half trained when the command is killed."""
+    out, options = tmp_path / "c", {"models": ("deeponet", "fst"), "budget": "120steps"}
+    run(out, data, **{**options, "models": ("deeponet",)})
+    before = contents(out / "deeponet-seed1")
+    path = os.pathsep.join(each for each in sys.path if each)
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(out), str(data)]
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        while not list((out / "fst-seed1/checkpoints").glob("step-*")):
+            assert process.poll() is None
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    # The lock is free once the child, which nobody told anything, has ended by itself.
+    launches = Launches()
+    found = run(out, data, launches, **options)
+    assert launches.seen == ["fst-seed1"]
+    assert contents(out / "deeponet-seed1") == before
+    resumed = json.loads((out / "fst-seed1/environment.json").read_text())["resumed"]
+    assert [0 < start["step"] < 120 for start in resumed] == [True]
+    whole = run(tmp_path / "d", data, **options)
+    assert [each.scores for each in found.standings] == [each.scores for each in whole.standings]
+    for model in options["models"]:
+        best = f"{model}-seed1/best/model.safetensors"
+        assert (out / best).read_bytes() == (tmp_path / "d" / best).read_bytes()

@@ -1,0 +1,186 @@
+"""Image recipes: the paper's settings, classes from the data, one budget for all three models."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import fst
+from fst.cli import USER_ERROR, main
+from fst.commands.recipes import summary
+from fst.commands.train import check_same_data, data_path, describe, fit_to_data
+from fst.data import ImageData
+from fst.data.splits import TrainingSplit
+from fst.evaluation.classification import ClassificationSettings
+from fst.evaluation.protocol import EvaluationSettings
+from fst.recipes import find, own_images
+from fst.recipes.recipe import recipe_from_json
+from fst.training.errors import TrainingError
+from image_fakes import image_files, write_folder
+
+MODELS = ("fst", "vit", "cnn-vit")
+# Table 8 of the paper: parameters, top-1, top-5.
+PAPER = {
+    "imagenet/fst": (2_959_929, 69.530, 89.042),
+    "imagenet/vit": (3_095_614, 67.804, 88.126),
+    "imagenet/cnn-vit": (3_158_150, 61.052, 83.478),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_numbers(name):
+    recipe = find(name)
+    parameters, *accuracies = PAPER[name]
+    row = summary(recipe)
+    assert row["parameters"] == row["paper_parameters"] == parameters
+    assert (row["error"], row["paper_error"]) == (
+        "top1_error",
+        pytest.approx(1 - accuracies[0] / 100),
+    )
+    shown = [100 * (1 - error) for error in recipe.evaluation.paper_errors]
+    assert shown == pytest.approx(accuracies, abs=1e-9)
+    text = " ".join(fst.recipes.describe(name).split())
+    assert f"{accuracies[0]:.3f} % top-1 and {accuracies[1]:.3f} % top-5" in text
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_settings(name):
+    """Tables of Appendix D: optimisation and data, the same for the three models."""
+    recipe = find(name)
+    training, data = recipe.training, recipe.data
+    assert (training.optimizer, training.weight_decay, training.clip) == ("adamw", 0.05, 1.0)
+    assert (training.batch_size, training.precision, training.seed) == (256, "bf16", 20260820)
+    assert training.objective.label_smoothing == 0.1
+    assert (training.augment, training.average) == (True, None)
+    assert training.batch_size % training.accumulate == 0
+    assert (data.image_size, data.resize, data.jitter, data.erasing) == ((224, 224), 256, 0.3, 0.25)
+    assert (data.three_augment, data.flip, data.held_out) == (True, 0.5, 0)
+    assert (recipe.model.image_size, recipe.model.patch_size) == ((224, 224), 16)
+
+    # Learning rates at the ends of the stages, in units of the rate itself.
+    def rate(step: int) -> float:
+        return training.learning_rate * training.schedule.factor(step, ())
+
+    assert rate(25_023) == pytest.approx(1e-3)
+    assert rate(12_000) == pytest.approx(1e-3 * 12_000 / 25_023)
+    if name == "imagenet/cnn-vit":
+        assert rate(25_024) == pytest.approx(5e-5, rel=1e-6)
+        assert rate(500_000) == pytest.approx(2.5e-6)
+    else:
+        assert rate(500_456) == pytest.approx(5e-5)
+        assert rate(550_456) == pytest.approx(0, abs=1e-12)
+        assert rate(600_000) == pytest.approx(2.5e-6)
+        assert training.schedule.maximum == 600_456
+    # The stop rule: less than 1 % in 50,000 steps.
+    errors = ((50_000, 0.5), (100_000, 0.4951))
+    assert training.schedule.finished(100_000, errors) is not None
+    assert training.schedule.finished(100_000, ((50_000, 0.5), (100_000, 0.4949))) is None
+
+
+def test_the_predictor_takes_a_hundredth_of_the_rate():
+    training = find("imagenet/fst").training
+    assert training.predictor_learning_rate == pytest.approx(training.learning_rate / 100)
+    groups = fst.build("imagenet/fst").learning_rate_groups()
+    assert set(groups) == {"main", "predictor"}
+    assert set(fst.build("imagenet/vit").learning_rate_groups()) == {"main"}
+
+
+def test_own_images_train_alike():
+    recipes = [find(f"own/images-{name}") for name in MODELS]
+    shared = [
+        replace(recipe.training, predictor_learning_rate=None, accumulate=1) for recipe in recipes
+    ]
+    assert shared[0] == shared[1] == shared[2]
+    assert len({recipe.data for recipe in recipes}) == 1
+    assert {recipe.model.image_size for recipe in recipes} == {recipes[0].data.image_size}
+    assert recipes[0].data.held_out > 0  # the test images select nothing
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("images")
+    write_folder(path / "train", image_files(9))
+    write_folder(path / "val", image_files(2, 50))
+    return path
+
+
+def test_classes_come_from_the_data(folder):
+    for name in ("imagenet/vit", "own/images-fst"):
+        recipe = fit_to_data(find(name), folder)
+        assert recipe.model.class_names == ("blue", "green", "red")
+        # The paper's numbers are about a thousand classes.
+        assert (recipe.paper_error, recipe.evaluation.paper_errors) == (None, ())
+    whole = tuple(f"n{number:08d}" for number in range(1000))
+    recipe = own_images.fitted(find("imagenet/vit"), whole)
+    assert recipe.model.class_names == whole
+    assert recipe.paper_error == find("imagenet/vit").paper_error
+
+
+def test_a_twentieth_is_held_out(folder):
+    # 3 classes of 9, and two more: a twentieth of 29 is less than one for each class.
+    recipe = own_images.with_share_held_out(find("own/images-vit"), folder)
+    assert recipe.data.held_out == 3
+    many = replace(recipe.data, held_out=0)
+    assert replace(recipe, data=many).data.held_out == 0
+
+
+def test_other_images_are_noticed(folder, tmp_path):
+    data = ImageData(image_size=(16, 16), resize=16)
+    images = data.load(folder)[0].samples
+    described = describe(images)
+    assert (described["training_samples"], described["class_names"]) == (
+        28,
+        ["blue", "green", "red"],
+    )
+    (tmp_path / "run.json").write_text(json.dumps(described))
+    check_same_data(tmp_path, images)
+    write_folder(tmp_path / "other" / "train", image_files(9, start=1))
+    write_folder(tmp_path / "other" / "val", image_files(2))
+    training: TrainingSplit = data.load(tmp_path / "other")[0]
+    with pytest.raises(TrainingError, match="are not those that .*fingerprint was"):
+        check_same_data(tmp_path, training.samples)
+
+
+def test_own_images_must_be_named(tmp_path):
+    with pytest.raises(TrainingError, match="needs images of yours: add --data FOLDER"):
+        data_path(find("own/images-fst"), None)
+
+
+MISTAKES = {
+    "set classes": (["--model.class-names", "a", "b"], "the classes are those of the data"),
+    "two sizes": (["--model.image-size", "64", "64"], "model.image_size and data.image_size must"),
+    "a patch that does not divide": (["--model.patch-size", "48"], "patch_size"),
+    "no images": (["--data", "nowhere"], "nowhere: there is no such folder"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_clear_line(capsys, tmp_path, monkeypatch, folder, mistake):
+    monkeypatch.chdir(tmp_path)
+    words, message = MISTAKES[mistake]
+    try:
+        code = main(["train", "own/images-fst", "--out", "x", "--data", str(folder), *words])
+    except SystemExit as stop:  # the parser's own
+        code = stop.code
+    out, err = capsys.readouterr()
+    assert code == USER_ERROR
+    assert message in out + err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_does_not_list_a_thousand_classes(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "imagenet/fst", "--help"])
+    assert len(capsys.readouterr().out) < 30_000
+    assert main(["recipes", "imagenet/fst"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) < 200
+
+
+def test_recipes_stored_before_there_were_images_are_read():
+    stored = find("darcy/fst").to_json()
+    assert stored["evaluation"].pop("kind") == "EvaluationSettings"
+    del stored["training"]["objective"]
+    again = recipe_from_json(stored, "test")
+    assert isinstance(again.evaluation, EvaluationSettings)
+    assert again == find("darcy/fst")
+    assert isinstance(find("imagenet/fst").evaluation, ClassificationSettings)

@@ -1,0 +1,170 @@
+"""The Triton kernels against float64 references, forward and every gradient.
+
+Without a GPU they run in Triton's interpreter, which has no bfloat16 products: float16 stands in
+for half precision there.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fst import kernels
+from fst.rbf import blend, rbf_weights
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+
+
+def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((found.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
+
+
+def scattered(batch, points, anchors, channels, axes, scale, dtype=torch.float32, shared=False):
+    """Inputs that float32 (and, for the features, `dtype`) holds exactly."""
+    rows = 1 if shared else batch
+    given = (
+        torch.rand(rows, points, axes),
+        torch.rand(batch, anchors, axes),
+        scale * (0.8 + 0.4 * torch.rand(batch, anchors, axes)),
+        torch.randn(batch, anchors, channels).to(dtype),
+    )
+    return [tensor.to(DEVICE) for tensor in given]
+
+
+def blend_errors(inputs, learned_points=True):
+    """Relative errors of the fused blend and of its gradients."""
+    dtype = inputs[3].dtype
+    learned = inputs if learned_points else inputs[1:]
+    count = len(learned)
+    exact = [tensor.double().requires_grad_() for tensor in inputs]
+    expected = blend(rbf_weights(*exact[:3]), exact[3])
+    upstream = torch.randn_like(expected).to(dtype)
+    wanted = torch.autograd.grad(expected, exact[-count:], upstream.double())
+    mine = [tensor.clone() for tensor in inputs]
+    for tensor in mine[-count:]:
+        tensor.requires_grad_()
+    found = kernels.fused_blend(*mine)
+    assert found.dtype == dtype
+    gradients = torch.autograd.grad(found, mine[-count:], upstream)
+    pairs = [(found, expected), *zip(gradients, wanted, strict=True)]
+    return [relative(a.detach(), b.detach()) for a, b in pairs]
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 70), st.integers(1, 70), st.integers(1, 40), st.integers(1, 3),
+    st.sampled_from([0.015, 0.05, 0.30]),
+)  # fmt: skip
+def test_the_blend_at_any_size(points, anchors, channels, axes, scale):
+    inputs = scattered(2, points, anchors, channels, axes, scale)
+    forward, *gradients = blend_errors(inputs)
+    assert forward < 2e-6
+    # A gradient that vanishes (one anchor holds all the weight) has no relative error to speak of.
+    weights = rbf_weights(*(tensor.double() for tensor in inputs[:3]))
+    if (weights.amax(dim=-1) < 0.9).any():
+        assert max(gradients) < 2e-5
+
+
+@pytest.mark.parametrize("channels", [1, 16, 128, 129, 176, 200, 256])
+def test_the_blend_at_any_number_of_channels(channels):
+    assert max(blend_errors(scattered(1, 40, 33, channels, 2, 0.1))) < 3e-6
+
+
+@pytest.mark.parametrize("scale", [0.015, 0.30])
+def test_the_blend_in_half_precision(scale):
+    """Errors are those of rounding the weights, features and results, not of the logits."""
+    errors = blend_errors(scattered(2, 70, 150, 48, 2, scale, HALF))
+    assert max(errors) < 2.0 ** (-6 if torch.bfloat16 == HALF else -8)
+
+
+def test_points_shared_by_the_batch():
+    inputs = scattered(3, 20, 30, 8, 2, 0.1, shared=True)
+    assert max(blend_errors(inputs, learned_points=False)) < 3e-6
+    inputs[0].requires_grad_()
+    with pytest.raises(ValueError, match="points shared by the batch cannot be learned"):
+        kernels.fused_blend(*inputs)
+
+
+def test_points_on_the_anchors():
+    """Coincident points and anchors, twice the same anchor, and points far from all of them."""
+    inputs = scattered(2, 40, 40, 8, 2, 0.03)
+    inputs[0] = inputs[1].clone()
+    inputs[1][:, 1] = inputs[1][:, 0]
+    inputs[0][:, 2:4] = 1.0
+    inputs[1][:, 5:] *= 0.05
+    assert max(blend_errors(inputs)) < 1e-5
+
+
+def test_a_constant_stays_constant_in_half_precision():
+    inputs = scattered(1, 50, 60, 16, 2, 0.1, HALF)
+    inputs[3] = torch.full_like(inputs[3], 3.0)
+    torch.testing.assert_close(
+        kernels.fused_blend(*inputs), torch.full_like(inputs[3][:, :50], 3.0), rtol=0, atol=0
+    )
+
+
+def test_nothing_of_points_by_anchors_is_stored():
+    inputs = scattered(1, 37, 41, 8, 2, 0.1)
+    stored = []
+
+    def keep(tensor):
+        stored.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        kernels.fused_blend(*(tensor.requires_grad_() for tensor in inputs))
+    assert max(stored) < 37 * 41
+
+
+def heads(batch, count, number, size, dtype):
+    """Heads as a joint projection leaves them: strided, the last axis dense."""
+    return torch.randn(batch, count, number, size, device=DEVICE).to(dtype).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "size", "dtype", "bound"),
+    [
+        (10, 7, 22, torch.float32, 2e-6),
+        (64, 64, 32, torch.float32, 2e-6),
+        (70, 150, 24, torch.float32, 2e-6),
+        (130, 65, 25, torch.float32, 2e-6),
+        (70, 150, 24, HALF, 2.0 ** (-6 if torch.bfloat16 == HALF else -9)),
+        (1, 1, 16, torch.float32, 2e-6),
+    ],
+)
+def test_attention(queries, keys, size, dtype, bound):
+    scale = 22**-0.5
+    inputs = [heads(2, count, 3, size, dtype) for count in (queries, keys, keys)]
+    upstream = heads(2, queries, 3, size, dtype)
+    exact = [tensor.double().requires_grad_() for tensor in inputs]
+    expected = F.scaled_dot_product_attention(*exact, scale=scale)
+    wanted = torch.autograd.grad(expected, exact, upstream.double())
+    mine = [tensor.detach().requires_grad_() for tensor in inputs]
+    found = kernels.short_attention(*mine, scale)
+    gradients = torch.autograd.grad(found, mine, upstream)
+    assert relative(found.detach(), expected.detach()) < bound
+    for gradient, reference in zip(gradients, wanted, strict=True):
+        if keys > 1:  # one key takes all the weight: queries and keys have no gradient
+            assert relative(gradient, reference) < bound
+    assert found.transpose(1, 2).is_contiguous()
+
+
+def test_attention_at_large_logits():
+    """No overflow where a logit is far beyond the range of exp."""
+    inputs = [300 * heads(1, 20, 1, 16, torch.float32) for _ in range(2)]
+    values = heads(1, 20, 1, 16, torch.float32)
+    found = kernels.short_attention(*inputs, values, 1.0)
+    exact = F.scaled_dot_product_attention(*(t.double() for t in (*inputs, values)), scale=1.0)
+    assert relative(found, exact) < 1e-4
+
+
+def test_the_reference_can_be_asked_for():
+    features = torch.zeros(1, 4, 8, device=DEVICE)
+    anchors = torch.zeros(1, 4, 2, device=DEVICE)
+    assert kernels.usable(anchors, features) == torch.cuda.is_available()
+    with kernels.reference():
+        assert not kernels.usable(anchors, features)
+    assert kernels.usable(anchors, features) == torch.cuda.is_available()
