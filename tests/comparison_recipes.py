@@ -74,10 +74,10 @@ class Launches:
         self.seen: list[str] = []
         self.faults = faults
 
-    def __call__(self, folder, model, number, device, lock) -> int:
+    def __call__(self, folder, model, number, data, device, lock) -> int:
         self.seen.append(folder.run(model, number).name)
         fault = self.faults.get(model)
-        return attempt(folder, model, number, device) if fault is None else fault()
+        return attempt(folder, model, number, data, device) if fault is None else fault()
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:

@@ -8,6 +8,7 @@ import torch
 from fst import Observations
 from fst.baselines import FNOConfig, PerceiverIOConfig, TransolverConfig, transolver
 from fst.data.views import boundary_observation_mask, index_coordinates, subset_indices
+from fst.field import CHUNK_NUMBERS
 from small_baselines import (
     GRID,
     SMALL,
@@ -145,7 +146,7 @@ def test_queries_do_not_see_each_other(name, monkeypatch):
     queries = torch.rand(2, 13, 2, dtype=torch.float64)
     output = model(observations)
     together = output(queries)
-    monkeypatch.setattr("fst.baselines.outputs.CHUNK_NUMBERS", 5 * 2 * output.numbers_per_query)
+    monkeypatch.setitem(CHUNK_NUMBERS, "cpu", 5 * 2 * output.numbers_per_query)
     asked = []
     decode = type(output).decode
     monkeypatch.setattr(

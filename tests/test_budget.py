@@ -26,6 +26,10 @@ WRITTEN = {
     "20000steps": StepBudget(20_000),
     "20,000 steps": StepBudget(20_000),
     "20_000step": StepBudget(20_000),
+    "500h": TimeBudget(1_800_000),
+    "1234567.891s": TimeBudget(1_234_567.891),
+    "0.00001s": TimeBudget(0.00001),
+    "12345678901234567891steps": StepBudget(12_345_678_901_234_567_891),
 }
 
 
@@ -75,6 +79,14 @@ def test_a_long_run_warms_up_for_a_thousand_steps_and_saves_often():
     long = spend(tiny_settings(), 500_000)
     assert long.schedule == WarmupCosine(warmup=1_000, maximum=500_000)
     assert (long.validate_every, long.checkpoint_every) == (50_000, 10_000)
+    slow = spend(tiny_settings(), 500_000, rate=2.6)  # five minutes are lost at most
+    assert (slow.validate_every, slow.checkpoint_every) == (50_000, 780)
+    assert spend(tiny_settings(), 500_000, rate=1e-4).checkpoint_every == 1
+
+
+def test_a_measurement_is_a_small_part_of_a_budget():
+    for seconds, measured in ((4, 1.0), (20, 2.0), (120, 3.0), (3_600, 5.0)):
+        assert TimeBudget(seconds).calibration_seconds == measured
 
 
 @pytest.mark.parametrize("steps", [10, 11, 99, 1_234])

@@ -1,6 +1,6 @@
 """Comparisons: equal terms, one table, and nothing done twice, whatever happens in between."""
 
-import io
+import errno
 import json
 import os
 import shutil
@@ -13,21 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import fst
 from comparison_recipes import GRIDS, Launches, contents, small
 from fst.baselines import FNOConfig
-from fst.cli import USER_ERROR, main
 from fst.commands import compare as compare_module
 from fst.commands import contestant
+from fst.commands import train as train_command
 from fst.commands.compare import compare
 from fst.commands.contestant import ComparisonFolder
-from fst.evaluation.comparison import PAPER, SPREAD, Comparison, Score, Standing
+from fst.commands.kept import held
+from fst.evaluation.comparison import PAPER, SPREAD
 from fst.evaluation.runs import read_run
 from fst.recipes import find
-from fst.recipes.comparison import models_of, tasks
-from fst.recipes.paper import BURGERS_GRIDS
+from fst.recipes.comparison import models_of
 from fst.training.budget import Calibration, StepBudget
 from fst.training.errors import TrainingError
 
@@ -130,7 +129,7 @@ def test_what_is_trained_but_not_scored_is_only_scored(copy, data, monkeypatch):
     rows = copy / "deeponet-seed1/results/rows.json"
     before, stored = contents(copy / "deeponet-seed1"), json.loads(rows.read_text())
     rows.unlink()
-    monkeypatch.setattr(contestant, "run_training", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(train_command, "run_training", untrainable)
     launches = Launches()
     run(copy, data, launches)
     assert launches.seen == ["deeponet-seed1"]
@@ -139,6 +138,71 @@ def test_what_is_trained_but_not_scored_is_only_scored(copy, data, monkeypatch):
     assert {n: after[n] for n in after if "results" not in n} == (
         {n: before[n] for n in before if "results" not in n}
     )
+
+
+def untrainable(*_, **__):
+    pytest.fail("trained again")
+
+
+def test_a_finished_run_keeps_its_weights_and_no_checkpoints(finished):
+    for model in MODELS:
+        assert (finished / f"{model}-seed1/best/model.safetensors").is_file()
+        assert not (finished / f"{model}-seed1/checkpoints").exists()
+
+
+def leave_behind(folder: Path) -> None:
+    for run in folder.glob("*-seed*"):
+        shutil.rmtree(run / "best")
+        (run / "results/fields.npz").unlink()
+
+
+def test_what_is_done_needs_no_weights_to_go_on(copy, data, monkeypatch):
+    """All that the table needs is small, so a comparison can go on with it elsewhere."""
+    leave_behind(copy)
+    monkeypatch.setattr(train_command, "run_training", untrainable)
+    before = json.loads((copy / "comparison.json").read_text())["rows"]
+    run(copy, data)
+    assert json.loads((copy / "comparison.json").read_text())["rows"] == before
+
+
+def test_what_is_trained_but_lost_its_weights_is_trained_again(copy, data):
+    rows = copy / "deeponet-seed1/results/rows.json"
+    stored = json.loads(rows.read_text())
+    leave_behind(copy)
+    rows.unlink()
+    launches = Launches()
+    run(copy, data, launches)
+    assert launches.seen == ["deeponet-seed1"]
+    again = json.loads(rows.read_text())
+    assert [row["errors"] for row in again] == [row["errors"] for row in stored]
+
+
+def test_data_may_be_moved_or_made_again(copy, tmp_path, data, monkeypatch):
+    moved = Path(shutil.copytree(data, tmp_path / "moved"))
+    found = run(copy, moved, seeds=2, models=("deeponet",))
+    assert {each.status for each in found.standings} == {"done"}
+    assert json.loads((copy / "data.json").read_text())["path"] == str(moved.resolve())
+    # Where the last data are gone, as on another machine, they are those of the recipe.
+    shutil.rmtree(moved)
+    monkeypatch.chdir(tmp_path)
+    launches = Launches()
+    run(copy, None, launches, models=("fst",), seeds=2)
+    assert launches.seen == ["fst-seed2"]
+    assert (tmp_path / "data/burgers").is_dir()
+
+
+@pytest.mark.parametrize("models", [("deeponet", "fst"), ("fno", "transolver")])
+def test_other_data_are_refused_at_once(copy, tmp_path, models):
+    """Also by models that are new, and supervised elsewhere."""
+    other = replace(small("burgers-single/fst").data, seed=1)
+    other.prepare(tmp_path / "other")
+    before, launches = contents(copy), Launches()
+    with pytest.raises(TrainingError, match="the training data are not those that"):
+        run(copy, tmp_path / "other", launches, models=models, seeds=2)
+    assert len(launches.seen) == 1
+    after = contents(copy)
+    assert after["data.json"] == before["data.json"]
+    assert not list(copy.glob("failures/*"))
 
 
 def test_models_and_seeds_can_be_added(copy, data):
@@ -218,7 +282,7 @@ def test_a_time_is_measured_once_and_kept(tmp_path, data, monkeypatch):
         return Calibration(30, 2.0, 1.5)  # 15 a second
 
     monkeypatch.setattr(contestant, "calibrate", measured)
-    monkeypatch.setattr(contestant, "run_training", interrupted)
+    monkeypatch.setattr(train_command, "run_training", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(out, data, budget="2s")
     assert ComparisonFolder(out).read_plan("fst").steps == 30
@@ -259,7 +323,6 @@ def test_what_does_not_compile_is_trained_without(tmp_path, data, monkeypatch):
 OTHERS = {
     "budget": ({"budget": "30steps"}, "budget was 20steps, is 30steps"),
     "compilation": ({"compile_mode": "default"}, "compile was as the recipes say, is default"),
-    "data": ({"data": Path("elsewhere"), "seeds": 2}, "data was "),
     "recipe": (
         {"make": lambda name: replace(small(name), standardization=(0.0, 1.0))},
         "standardization was not set, is [0.0, 1.0]",
@@ -296,58 +359,48 @@ def test_fno_without_its_package(tmp_path, data, monkeypatch):
     assert "FNO is left out. FNO needs" in (tmp_path / "c/comparison.md").read_text()
 
 
-def test_the_table_fits_a_terminal_and_no_number_is_cut(finished):
-    """Four grids at the sizes of the paper take 80 columns; a narrower terminal wraps lines."""
-    stored = json.loads((finished / "comparison.json").read_text())["rows"][0]
-    scores = [Score("relative_l2", grid, 84, 0.123456, 0.25) for grid in BURGERS_GRIDS]
-    made = {**stored, "title": "Perceiver IO", "parameters": 2_936_881, "steps": 24_000}
-    made |= {"training_seconds": 120.4, "steps_per_second": 200.0, "peak_memory_gib": 51.7}
-    standing = Standing(**{**made, "scores": tuple(scores), "paper_parameters": 2_936_881})
-    comparison = Comparison(TASK, "2 minutes", (standing,), {}, {})
-    for width in (80, 40):
-        console = Console(width=width, record=True, file=io.StringIO())
-        console.print(comparison.terminal(), crop=False)
-        text = console.export_text()
-        assert "2,936,881 24,000 120.4 200.0 51.7 0.12346 0.12346 0.12346  0.12346" in text
-        assert max(map(len, text.splitlines())) <= 80
+def test_a_model_that_was_trained_is_not_left_out(copy, data, monkeypatch):
+    run(copy, data, models=("fno",))
+    monkeypatch.setattr(compare_module, "build_model", without_fno)
+    rest = dict.fromkeys(("perceiver-io", "transolver"), killed)
+    with pytest.raises(TrainingError):
+        run(copy, data, Launches(**rest), models=())
+    assert "left out" not in (copy / "comparison.md").read_text()
 
 
-def test_tasks_are_those_of_the_recipes():
-    known = tasks()
-    assert list(known[TASK]) == ["fst", "fno", "perceiver-io", "transolver", "deeponet"]
-    assert models_of("darcy", ("fno", "fst", "fno")) == {"fno": "darcy/fno", "fst": "darcy/fst"}
-    for models in known.values():
-        assert len({type(find(name).data) for name in models.values()}) == 1
-        assert len({find(name).evaluation.__class__ for name in models.values()}) == 1
+def test_a_failure_that_cannot_be_written_down_is_one_clear_error(tmp_path, data, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    launches = Launches(fst=killed)
+    monkeypatch.setattr(contestant, "write_atomically", full)
+    with pytest.raises(TrainingError, match="no space left on the disk of"):
+        run(tmp_path / "c", data, launches)
+    assert launches.seen == ["fst-seed1"]
+    monkeypatch.setattr(contestant, "compete", full)
+    code = contestant.attempt(ComparisonFolder(tmp_path / "c"), "fst", 1, data, "cpu")
+    assert code == contestant.FAILED
 
 
-MISTAKES = {
-    "task": (["darci", "--budget", "1m"], "unknown task 'darci': did you mean darcy?"),
-    "model": (
-        ["darcy", "--budget", "1m", "--models", "fts"],
-        "darcy has no model 'fts'; it has fst",
-    ),
-    "budget": (["darcy", "--budget", "soon"], "budget must be a time such as 90s"),
-    "seeds": (["darcy", "--budget", "1m", "--seeds", "0"], "seeds must be at least 1"),
-    "file": (["darcy", "--budget", "1m", "--out", "file"], "file is a file, expected a folder"),
-    "taken": (["darcy", "--budget", "1m", "--out", "taken"], "taken already holds files"),
-}
+def test_what_differs_between_runs_is_named(copy, data):
+    path = copy / "fst-seed1/environment.json"
+    described = json.loads(path.read_text())
+    later = {**described, "step": 10, "versions": {**described["versions"], "torch": "9.9"}}
+    path.write_text(json.dumps({**described, "resumed": [later]}))
+    found = run(copy, data)
+    assert "Not the same for all runs: versions.torch." in found.explanations()
+    assert [each.starts for each in found.standings] == [2, 1]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_clear_line(capsys, tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    Path("file").touch()
-    Path("taken").mkdir()
-    Path("taken/thesis.txt").write_text("precious")
-    words, message = MISTAKES[name]
-    out = [] if "--out" in words else ["--out", "new"]
-    assert main(["compare", *words, *out, "--device", "cpu"]) == USER_ERROR
-    err = capsys.readouterr().err
-    assert message in err
-    assert len(err.strip().splitlines()) == 1
-    assert not Path("new").exists()
-    assert [path.name for path in Path("taken").iterdir()] == ["thesis.txt"]
+def test_compilation_is_in_the_time_and_not_in_the_rate(copy, data):
+    path = copy / "fst-seed1/metrics.jsonl"
+    line = {"kind": "training", "step": 5, "loss": 1.0}
+    rates = [0.1, 30.0, 31.0, 32.0, 31.0]
+    path.write_text("\n".join(json.dumps({**line, "steps_per_second": r}) for r in rates) + "\n{")
+    before = json.loads((copy / "comparison.json").read_text())["rows"][0]
+    found = run(copy, data).standings[0]
+    assert found.steps_per_second == 31.0
+    assert found.training_seconds == before["training_seconds"]
 
 
 SCRIPT = """
@@ -361,31 +414,51 @@ compare("burgers-single", Path(sys.argv[2]), budget="120steps", models=("deepone
 """
 
 
-def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path, data):
+LONGER = {"models": ("deeponet", "fst"), "budget": "120steps"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, data) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "c"
+    run(out, data, **LONGER)
+    return out
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path, data, whole, number):
     """The first model is done and the second half trained when the command is killed."""
-    out, options = tmp_path / "c", {"models": ("deeponet", "fst"), "budget": "120steps"}
-    run(out, data, **{**options, "models": ("deeponet",)})
+    out = Path(shutil.copytree(whole, tmp_path / "c"))
+    shutil.rmtree(out / "fst-seed1")
     before = contents(out / "deeponet-seed1")
     path = os.pathsep.join(each for each in sys.path if each)
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(out), str(data)]
-    process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    checkpoints = out / "fst-seed1/checkpoints"
     try:
-        while not list((out / "fst-seed1/checkpoints").glob("step-*")):
+        while not list(checkpoints.glob("step-*")):
             assert process.poll() is None
             time.sleep(0.02)
+        process.send_signal(number)
+        if number == signal.SIGTERM:  # as GNU timeout does
+            process.send_signal(number)
     finally:
-        process.kill()
-        process.wait()
-    # The lock is free once the child, which nobody told anything, has ended by itself.
+        process.wait(timeout=60)
+    if number == signal.SIGTERM:  # the child has saved before the command ended
+        with held(out):
+            assert max(int(path.name[5:]) for path in checkpoints.glob("step-*")) % 12 > 0
+    # After SIGKILL the lock is free once the child, which nobody told anything, ends by itself.
     launches = Launches()
-    found = run(out, data, launches, **options)
+    found = run(out, data, launches, **LONGER)
     assert launches.seen == ["fst-seed1"]
     assert contents(out / "deeponet-seed1") == before
     resumed = json.loads((out / "fst-seed1/environment.json").read_text())["resumed"]
     assert [0 < start["step"] < 120 for start in resumed] == [True]
-    whole = run(tmp_path / "d", data, **options)
-    assert [each.scores for each in found.standings] == [each.scores for each in whole.standings]
-    for model in options["models"]:
+    rows = json.loads((whole / "comparison.json").read_text())["rows"]
+    errors = [[score.error for score in each.scores] for each in found.standings]
+    assert errors == [[score["error"] for score in row["scores"]] for row in rows]
+    for model in LONGER["models"]:
         best = f"{model}-seed1/best/model.safetensors"
-        assert (out / best).read_bytes() == (tmp_path / "d" / best).read_bytes()
+        assert (out / best).read_bytes() == (whole / best).read_bytes()

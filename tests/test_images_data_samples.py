@@ -91,7 +91,7 @@ def test_bad_files_are_skipped_and_reported(tmp_path):
     assert {item.name for item in training.skipped} == {f"train/{name}" for name in bad_members()}
     assert training.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     text = console.export_text()
-    assert "12 images of 3 classes; 3 skipped: train/apple/cut.jpg (" in text
+    assert "12 images of 3 classes for training; 3 skipped: train/apple/cut.jpg (" in text
     assert "train/pear/empty.png (is empty)" in text
     assert any("ends too early" in item.reason for item in validation.skipped)
     assert 3 <= len(validation) < 9
@@ -107,7 +107,7 @@ def test_nothing_left_is_an_error_that_says_why(tmp_path):
 def test_validation_must_have_the_classes_of_training(folder):
     write_folder(folder / "train", {"quince/0.png": encoded(picture())})
     write_folder(folder / "val", {"fig/0.png": encoded(picture())})
-    message = "val: holds other classes than .*train: it lacks quince; fig are not in .*train"
+    message = "val: holds other classes than .*train: it lacks quince; it has fig besides"
     for method in (SMALL.prepare, SMALL.load, SMALL.load_test):
         with pytest.raises(DataError, match=message):
             method(folder)
@@ -271,7 +271,7 @@ def test_a_class_without_a_good_file_borrows_and_nothing_left_is_an_error(tmp_pa
     batch = streamed(tmp_path).batch(torch.tensor([0]))
     assert batch.labels.tolist() == [1]  # the label of the image that is shown
     write_folder(tmp_path / "train", dict.fromkeys(members(1), b""))
-    with pytest.raises(DataError, match="no image near train/apple/0.png can be decoded"):
+    with pytest.raises(DataError, match="none of 4 images .*; train/apple/0.png is empty"):
         streamed(tmp_path).batch(torch.tensor([0]))
 
 
@@ -311,3 +311,46 @@ def test_timm_augments_streamed_images_by_seed(folder):
     images = next(plain.load(folder, augment=True)[0].samples.iterate(iter(steps))).images
     assert images.min() > -1e-5
     assert images.max() < 1 + 1e-5
+
+
+def test_any_number_of_bad_files_is_passed_over(tmp_path):
+    bad = {f"apple/{number:02d}.png": b"" for number in range(20)}
+    bad |= {f"pear/{number:02d}.png": b"" for number in range(20)}
+    write_folder(tmp_path / "train", bad | {"plum/0.png": encoded(picture("plum"))})
+    assert streamed(tmp_path).batch(torch.tensor([0, 39])).labels.tolist() == [2, 2]
+
+
+def test_a_class_of_which_nothing_can_be_decoded_is_an_error(tmp_path):
+    write_folder(tmp_path / "train", members() | {"quince/0.png": b"", "quince/1.png": b"x"})
+    data = ImageData(image_size=(8, 8), resize=8, held_out=3)
+    with pytest.raises(DataError, match=r"train: no training image of quince can be decoded: "):
+        data.load(tmp_path)
+
+
+def test_a_twentieth_holds_one_of_each_class_that_has_two(tmp_path):
+    files = {f"apple/{number}.png": encoded(picture()) for number in range(37)}
+    files |= {f"pear/{number}.png": encoded(picture("pear")) for number in range(2)}
+    write_folder(tmp_path / "train", files | {"plum/0.png": encoded(picture("plum"))})
+    data = ImageData(image_size=(8, 8), resize=8, held_out=None)
+    assert data.count_held_out(tmp_path) == 2  # a twentieth of 40, and both classes
+    console = Console(record=True, width=500)
+    training, validation = (split.samples for split in data.load(tmp_path, console=console))
+    assert validation.labels.tolist() == [0, 1]
+    assert sorted(set(training.labels.tolist())) == [0, 1, 2]
+    # Held-out images come from the same folder: what they are for is said.
+    text = console.export_text()
+    assert "38 images of 3 classes for training" in text
+    assert "2 images of 3 classes for validation" in text
+    # Without `val` there is no test, and that is said before training.
+    data.prepare(tmp_path, console=console)
+    assert "holds no val images, so there will be no test" in console.export_text()
+
+
+@pytest.mark.parametrize("total", [3, 4, 11, 60])
+def test_small_classes_give_one_where_the_total_allows(total):
+    labels = np.repeat([0, 1, 2], [97, 2, 3])
+    taken = stratified(labels, np.bincount(labels), total, 0)
+    assert len(taken) == total
+    assert set(labels[taken]) == {0, 1, 2}
+    counts = np.bincount(labels) - np.bincount(labels[taken])
+    assert (counts > 0).all()

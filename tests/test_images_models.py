@@ -338,6 +338,13 @@ def test_build_names_what_it_was_given():
 def test_images_of_another_size_are_refused(name):
     with pytest.raises(ValueError, match=r"\(batch, 3, 8, 12\), got \(2, 3, 12, 8\)"):
         small(name)(some_images(2, (12, 8)))
+    with pytest.raises(TypeError, match=r"images must be a torch.Tensor, got list"):
+        small(name)([1.0])
+
+
+def test_the_representation_is_checked_as_the_scores_are():
+    with pytest.raises(ValueError, match=r"\(batch, 3, 8, 12\), got \(2, 3, 12, 8\)"):
+        small("fst").represent(some_images(2, (12, 8)))
 
 
 @pytest.mark.parametrize("name", SMALL)

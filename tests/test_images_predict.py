@@ -2,6 +2,7 @@
 
 import csv
 import json
+import tarfile
 
 import numpy as np
 import pytest
@@ -118,6 +119,11 @@ MISTAKES = {
     "no images": (["two", "--images", "empty", "--out", "a.csv"], "empty: holds no image"),
     "bad images alone": (["two", "--images", "bad", "--out", "a.csv"], "bad: holds no image that"),
     "nothing": (["two", "--images", "nowhere", "--out", "a.csv"], "nowhere"),
+    "a file of another kind": (["two", "--images", "o.txt", "--out", "a.csv"], "neither a tar nor"),
+    "a compressed tar": (["two", "--images", "o.tar.gz", "--out", "a.csv"], "is compressed"),
+    "a folder as output": (["two", "--images", "images", "--out", "d.csv", "--force"], "a folder"),
+    "an untrained run": (["begun", "--images", "images", "--out", "a.csv"], "no trained weights"),
+    "one bad image": (["two", "--images", "bad.png", "--out", "a.csv"], "skipped bad.png: is not"),
     "no such run": (["nowhere", "--images", "images", "--out", "a.csv"], "nowhere"),
 }
 
@@ -127,6 +133,10 @@ def test_a_mistake_is_one_clear_line(saved, tmp_path, monkeypatch, capsys, mista
     write_folder(tmp_path / "images", {"one.png": encoded(picture("red", 1))})
     (tmp_path / "empty").mkdir()
     write_folder(tmp_path / "bad", {"one.png": b"no image"})
+    write_folder(tmp_path, {"bad.png": b"no image", "o.txt": b"words", "begun/metrics.jsonl": b""})
+    with tarfile.open(tmp_path / "o.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "images", "images")
+    (tmp_path / "d.csv").mkdir()
     for name in ("two", "operator"):
         (tmp_path / name).symlink_to(saved / name)
     before = sorted(path.name for path in tmp_path.iterdir())

@@ -1,12 +1,16 @@
 """Image recipes: the paper's settings, classes from the data, one budget for all three models."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+import torch
+from rich.console import Console
 
 import fst
 from fst.cli import USER_ERROR, main
+from fst.commands import train as train_command
 from fst.commands.recipes import summary
 from fst.commands.train import check_same_data, data_path, describe, fit_to_data
 from fst.data import ImageData
@@ -93,7 +97,7 @@ def test_own_images_train_alike():
     assert shared[0] == shared[1] == shared[2]
     assert len({recipe.data for recipe in recipes}) == 1
     assert {recipe.model.image_size for recipe in recipes} == {recipes[0].data.image_size}
-    assert recipes[0].data.held_out > 0  # the test images select nothing
+    assert recipes[0].data.held_out is None  # a twentieth: the test images select nothing
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +122,14 @@ def test_classes_come_from_the_data(folder):
 
 def test_a_twentieth_is_held_out(folder):
     # 3 classes of 9, and two more: a twentieth of 29 is less than one for each class.
-    recipe = own_images.with_share_held_out(find("own/images-vit"), folder)
-    assert recipe.data.held_out == 3
-    many = replace(recipe.data, held_out=0)
-    assert replace(recipe, data=many).data.held_out == 0
+    recipe = find("own/images-vit")
+    fitted = fit_to_data(recipe, folder)
+    assert fitted.data.held_out == 3
+    assert fit_to_data(fitted, folder) == fitted
+    # A number that was asked for stays, zero included.
+    for count in (0, 7):
+        asked = replace(recipe, data=replace(recipe.data, held_out=count))
+        assert fit_to_data(asked, folder).data.held_out == count
 
 
 def test_other_images_are_noticed(folder, tmp_path):
@@ -150,6 +158,10 @@ MISTAKES = {
     "set classes": (["--model.class-names", "a", "b"], "the classes are those of the data"),
     "two sizes": (["--model.image-size", "64", "64"], "model.image_size and data.image_size must"),
     "a patch that does not divide": (["--model.patch-size", "48"], "patch_size"),
+    "more parts than images": (
+        ["--training.batch-size", "4", "--training.accumulate", "8"],
+        "batch_size must be at least the 1 processes times accumulate 8, got 4",
+    ),
     "no images": (["--data", "nowhere"], "nowhere: there is no such folder"),
 }
 
@@ -184,3 +196,15 @@ def test_recipes_stored_before_there_were_images_are_read():
     assert isinstance(again.evaluation, EvaluationSettings)
     assert again == find("darcy/fst")
     assert isinstance(find("imagenet/fst").evaluation, ClassificationSettings)
+
+
+@pytest.mark.parametrize("main_process", [True, False])
+def test_of_several_processes_one_speaks(folder, capsys, monkeypatch, main_process):
+    class State:
+        is_main_process = main_process
+        main_process_first = staticmethod(nullcontext)
+
+    monkeypatch.setattr(train_command, "PartialState", State)
+    recipe = fit_to_data(find("own/images-vit"), folder)
+    train_command.load(recipe, folder, torch.device("cpu"), Console())
+    assert ("for training" in capsys.readouterr().out) is main_process

@@ -90,3 +90,9 @@ def test_missing_files_and_folders_are_named(saved, tmp_path):
         fst.from_pretrained(folder)
     with pytest.raises(PretrainedError, match="no such folder"):
         fst.from_pretrained(tmp_path / "nowhere")
+
+
+def test_a_run_folder_points_to_its_best_weights(saved, tmp_path):
+    saved[0].save_pretrained(tmp_path / "run" / "best")
+    with pytest.raises(PretrainedError, match="missing; its best weights are in .*run/best"):
+        fst.from_pretrained(tmp_path / "run")

@@ -1,6 +1,7 @@
 """The learning-rate search: the paper's rule, and nothing tried twice."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,6 +173,23 @@ def test_the_conclusion_says_where_the_winner_lies():
     assert "try lower ones" in Search("r", trials[2:], None, None, 1e-3).conclusion()
 
 
+def test_data_may_be_moved_but_not_be_others(tmp_path, data):
+    out = tmp_path / "s"
+    found = run(out, data, confirm=0)
+    moved = Path(shutil.copytree(data, tmp_path / "moved"))
+    assert run(out, moved, confirm=0) == found
+    replace(small(RECIPE).data, seed=1).prepare(tmp_path / "other")
+    with pytest.raises(TrainingError, match="the training data are not those that"):
+        run(out, tmp_path / "other", confirm=0)
+    assert json.loads((out / "data.json").read_text())["path"] == str(moved)
+
+
+def test_one_process_at_a_time(tmp_path, data, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TrainingError, match="without a launcher"):
+        run(tmp_path / "s", data)
+
+
 def test_other_settings_are_refused(finished, data):
     with pytest.raises(TrainingError, match="steps was 16, is 24"):
         run(finished, data, steps=24)
@@ -186,6 +204,7 @@ def test_other_settings_are_refused(finished, data):
 MISTAKES = {
     "recipe": (["darcy/fts"], "unknown recipe 'darcy/fts'"),
     "rates": (["darcy/fst", "--rates", "1e-3", "1e-3"], "rates must be one or more different"),
+    "names": (["darcy/fst", "--rates", "1e-3", "1.0000001e-3"], "rates must be one or more diff"),
     "rate": (["darcy/fst", "--rates", "-1"], "rates must be above 0"),
     "steps": (["darcy/fst", "--steps", "10"], "steps must be a multiple of 8, got 10"),
     "confirm": (["darcy/fst", "--confirm", "-1"], "confirm must be at least 1 step"),

@@ -14,6 +14,7 @@ from torch import nn
 from fst.model import build
 from fst.operators import Operator
 from fst.training import CheckpointError, Interrupted, NonFiniteError, TrainingError
+from fst.training.interruption import Interruption
 from fst.training.loop import build_accelerator
 from fst.training.optimization import Average, build_optimizer
 from fst.training.schedules import Plateau, Stage, Stages, WarmupCosine
@@ -386,3 +387,16 @@ def test_weight_decay_spares_logarithms():
     spared = [p for group in groups if group["weight_decay"] == 0 for p in group["params"]]
     assert {id(p) for p in spared} == {id(p) for p in model.predict_anchors.logarithms()}
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+def test_signals_at_once_are_one_and_a_later_one_insists(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("fst.training.interruption.time.monotonic", lambda: now[0])
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        now[0] += 0.2
+        signal.raise_signal(signal.SIGINT)  # the same again, as `timeout` sends it
+        assert interruption.requested
+        now[0] += 2.0
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

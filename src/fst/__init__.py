@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fst.base import Model, parameter_count
+from fst.blending import rbf_blend
 from fst.config import FunctionSpaceConfig
 from fst.field import Field
 from fst.model import FunctionSpaceTransformer
-from fst.rbf import rbf_blend
 from fst.types import Anchors, Domain, Observations
 
 if TYPE_CHECKING:

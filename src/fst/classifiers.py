@@ -64,6 +64,8 @@ class Classifier(Model):
 
     def check(self, images: Tensor) -> None:
         """Raise unless the images fit this model in shape, dtype, device and range."""
+        if not isinstance(images, Tensor):
+            raise TypeError(f"images must be a torch.Tensor, got {type(images).__name__}")
         height, width = self.image_size
         if images.ndim != 4 or images.shape[1:] != (3, height, width):
             raise ValueError(

@@ -118,10 +118,6 @@ def train_recipe(name: str, arguments: Sequence[str]) -> None:
         named, _ = tyro.cli(DataOption, args=_without_help(arguments), return_unknown_args=True)
         if named.data is not None:
             recipe = train_command.fit_to_data(recipe, named.data)
-    elif recipe.task == own_images.TASK:
-        named, _ = tyro.cli(DataOption, args=_without_help(arguments), return_unknown_args=True)
-        if named.data is not None:
-            recipe = own_images.with_share_held_out(recipe, named.data)
     recipe = own_images.unnamed(recipe)
     default = TrainOptions(recipe, out=tyro.MISSING)
     options = tyro.cli(

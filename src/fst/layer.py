@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from fst.blending import field_at
 from fst.nn import Attention, FeedForward, FourierFeatures, Memory, PointMLP, ResidualFeedForward
-from fst.rbf import blend, field_at, rbf_weights
+from fst.rbf import blend, rbf_weights
 from fst.types import Anchors, product_dtype
 
 

@@ -100,7 +100,9 @@ def read(folder: Path) -> tuple[str, object, dict[str, Tensor]]:
     """The class name, the configuration as JSON values, and the weights."""
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise PretrainedError(f"{folder}: {name} is missing")
+            best = folder / "best"  # of a run's folder
+            hint = f"; its best weights are in {best}" if (best / name).is_file() else ""
+            raise PretrainedError(f"{folder}: {name} is missing{hint}")
     try:
         description = json.loads((folder / CONFIG).read_text())
         name, config = description["model"], description["config"]

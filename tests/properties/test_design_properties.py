@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fst.field
 from fst import Observations, rbf_blend
@@ -67,28 +68,38 @@ def test_chunks_do_not_matter(monkeypatch, numbers):
     field = model(some_observations(model))
     queries = some_queries(model, count=33)
     whole = field.decode(queries)
-    monkeypatch.setattr(fst.field, "CHUNK_NUMBERS", numbers)
+    monkeypatch.setitem(fst.field.CHUNK_NUMBERS, "cpu", numbers)
     torch.testing.assert_close(field(queries), whole, **close)
 
 
-def test_a_chunk_stays_small_however_many_queries(monkeypatch):
-    """The memory of decoding is that of one chunk: its size does not know of the queries."""
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that is made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, torch.Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return made
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("neighbors", [None, 3])
+def test_memory_does_not_grow_with_the_queries(monkeypatch, gradients, neighbors):
+    """Beside queries and answers themselves, decoding holds one region and one chunk at a time."""
     model = small_model()
     field = model(some_observations(model, batch=1))
-    sizes = []
-    whole = fst.field.Field.decode
-
-    def recording(self, queries, neighbors=None):
-        sizes.append(queries.shape[1])
-        return whole(self, queries, neighbors)
-
-    monkeypatch.setattr(fst.field.Field, "decode", recording)
-    monkeypatch.setattr(fst.field, "CHUNK_NUMBERS", 10_000)
-    for count in (100, 1_000):
-        sizes.clear()
-        field(some_queries(model, batch=1, count=count))
-        assert max(sizes) * 4 * model.config.anchors <= 10_000
-        assert sum(sizes) == count
+    monkeypatch.setitem(fst.field.CHUNK_NUMBERS, "cpu", 20_000)
+    monkeypatch.setattr(fst.field, "REGION", 256)
+    largest = {}
+    for count in (1_000, 4_000):
+        queries = some_queries(model, batch=1, count=count)
+        with torch.set_grad_enabled(gradients), Largest() as watch:
+            field(queries, neighbors)
+        largest[count] = watch.numbers
+    assert largest[4_000] <= max(largest[1_000], 2 * 4_000)
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,6 +6,7 @@ cut short, and one tar ends early.
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -175,3 +176,20 @@ def test_colours_are_learned(folder, tmp_path):
     assert rows[0]["error"] <= 0.2
     losses = [line["loss"] for line in read_metrics(run, "training")]
     assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
+
+
+def test_data_that_moved_are_named_once(folder, tmp_path, capsys):
+    data, run = tmp_path / "here", tmp_path / "run"
+    shutil.copytree(folder, data)
+    options = [*VIT, *SIZES, *DATA, *TRAINING]
+    assert fst_command("train", "imagenet/vit", "--out", run, "--data", data, *CPU, *options) == 0
+    (run / "summary.json").unlink()
+    moved = data.rename(tmp_path / "there")
+    capsys.readouterr()
+    assert fst_command("train", "--resume", run, *CPU) == USER_ERROR
+    assert "are no longer there; say with --data where they are now" in capsys.readouterr().err
+    assert fst_command("train", "--resume", run, "--data", moved, *CPU) == 0
+    assert fst_command("evaluate", run, *CPU) == 0  # which was told by resuming
+    moved.rename(data)
+    assert fst_command("evaluate", run, "--again", *CPU) == USER_ERROR
+    assert "say with --data where they are now" in capsys.readouterr().err

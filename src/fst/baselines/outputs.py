@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fst.field import CHUNK_NUMBERS
+from fst.field import queries_at_once
 from fst.operators import Output
 from fst.types import Domain, Observations, check_queries
 
@@ -31,7 +31,7 @@ class ChunkedOutput(Output):
 
     def __call__(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
         queries = check_queries(queries, self.domain, self.like)
-        size = max(1, CHUNK_NUMBERS // (len(queries) * self.numbers_per_query))
+        size = queries_at_once(queries, len(queries) * self.numbers_per_query)
         return torch.cat([self.decode(part) for part in queries.split(size, dim=1)], dim=1)
 
 

@@ -1,19 +1,20 @@
 """`fst compare`: the models of one task, trained with the same budget and scored on the same grids.
 
-DIR/settings.json         what the comparison is: task, budget, compilation, data, device, runs
+DIR/settings.json         what the comparison is: task, budget, compilation, device, runs
+DIR/data.json             where its data lie, and marks by which they are known
 DIR/recipes/MODEL.json    each model's recipe before the budget
 DIR/plans/MODEL.json      the steps that the budget gives it, with the measurement behind them
 DIR/MODEL-seedN/          an ordinary run folder: fst report, predict and evaluate take it
 DIR/failures/             why a run failed, until it is tried again
 DIR/comparison.md, .json  the table
 
-Asked again, it goes on where it stopped and repeats nothing that is complete.
+Asked again, it goes on where it stopped and repeats nothing that is complete. The folder may be
+moved in between, and so may the data.
 """
 
+import json
 import os
-import signal
-import subprocess
-import sys
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,50 +25,35 @@ from rich.console import Console
 
 from fst.base import parameter_count
 from fst.commands import train as train_command
-from fst.commands.contestant import INTERRUPTED, ComparisonFolder, note_failure
-from fst.commands.kept import SETTINGS, held, read_json, read_settings, require_same, write_json
+from fst.commands.contestant import INTERRUPTED, OTHER_DATA, ComparisonFolder, note_failure
+from fst.commands.kept import (
+    SETTINGS,
+    flat,
+    held,
+    read_json,
+    read_settings,
+    require_same,
+    write_json,
+)
+from fst.commands.launching import Launch, how_it_ended, launch_process
+from fst.commands.same_data import find_data
 from fst.evaluation.comparison import Comparison, Standing, scores_of
 from fst.evaluation.once import ROWS
 from fst.evaluation.protocol import device_name
 from fst.evaluation.rows import read_rows
 from fst.evaluation.runs import RESULTS
 from fst.pretrained import write_atomically
-from fst.recipes import find, own_images
+from fst.recipes import find
 from fst.recipes.comparison import CompileMode, contestant, models_of, seed_of
 from fst.recipes.recipe import Recipe, build_model
 from fst.training.budget import parse_budget
 from fst.training.errors import TrainingError, clear_file_errors
 
 KIND = "comparison"
+# Log lines that a median is worth taking of.
+FEWEST_LINES = 5
 
 Entrant = tuple[str, int]
-Launch = Callable[[ComparisonFolder, str, int, str | None, int], int]
-
-
-def launch_process(
-    folder: ComparisonFolder, model: str, number: int, device: str | None, lock: int
-) -> int:
-    """Run one entrant in a process of its own; its exit code.
-
-    A group of its own, so that Ctrl-C reaches it once, from here. It keeps the lock while it
-    lives, and ends by itself when this process is gone.
-    """
-    words = [str(folder.path), model, str(number), *([device] if device else [])]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "fst.commands.contestant", *words],
-        stdin=subprocess.PIPE,
-        pass_fds=(lock,),
-        process_group=0,
-    )
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait()  # until it has saved
-        except KeyboardInterrupt:
-            process.kill()
-        raise
 
 
 def compare(
@@ -103,25 +89,25 @@ def compare(
     recipes = {model: contestant(make(name), compile_mode) for model, name in names.items()}
     folder, before = ComparisonFolder(out), read_settings(out, KIND) or {}
     place = train_command.choose_device(device)
-    settings |= _where(recipes, before, data, device_name(place))
-    data = Path(settings["data"])
-    recipes, counts, skipped = _enter(recipes, data, named=bool(models))
-
+    data = find_data(out, next(iter(recipes.values())), data)
+    recipes, counts, left_out = _enter(recipes, data, named=bool(models))
     asked = [(model, number) for number in range(1, seeds + 1) for model in recipes]
-    missing = [each for each in asked if not folder.is_done(*each)]
-    if before and not missing:  # nothing to train, so it does not matter where
-        settings |= {name: before.get(name) for name in ("data", "device")}
     with held(out) as lock:
+        missing = [each for each in asked if not folder.is_done(*each)]
+        # Where there is nothing to train it does not matter on what.
+        settings["device"] = device_name(place) if missing or not before else before.get("device")
         entrants = _settle(folder, settings, recipes, asked)
+        took_part = {model for model, _ in entrants}
+        notes = tuple(note for model, note in left_out.items() if model not in took_part)
         if missing:
             next(iter(recipes.values())).data.prepare(data, place, console)
         if place.type == "cuda":
             torch.cuda.empty_cache()
         for model, number in missing:
             console.rule(folder.run(model, number).name)
-            _run(folder, model, number, device, lock, launch)
-            write(folder, describe(folder, entrants, counts, skipped))
-        comparison = describe(folder, entrants, counts, skipped)
+            _run(folder, model, number, data, device, lock, launch)
+            write(folder, describe(folder, entrants, counts, notes))
+        comparison = describe(folder, entrants, counts, notes)
         write(folder, comparison)
     show(comparison, out, console)
     failed = [
@@ -136,27 +122,16 @@ def compare(
     return comparison
 
 
-def _where(
-    recipes: dict[str, Recipe], before: dict[str, Any], data: Path | None, device: str
-) -> dict[str, str]:
-    """The data and the device of a comparison: a later call need not name the data again."""
-    if data is None and "data" in before:
-        data = Path(before["data"])
-    recipe = next(iter(recipes.values()))
-    train_command.check_data_folder(recipe, data)
-    return {"data": str(train_command.data_path(recipe, data).resolve()), "device": device}
-
-
 def _enter(
     recipes: dict[str, Recipe], data: Path, *, named: bool
-) -> tuple[dict[str, Recipe], dict[str, int], tuple[str, ...]]:
-    """The recipes fitted to the data, their parameters, and notes on those that are left out.
+) -> tuple[dict[str, Recipe], dict[str, int], dict[str, str]]:
+    """The recipes fitted to the data, their parameters, and why others are left out.
 
     Only a model that nobody `named` may be left out.
     """
-    entered, counts, skipped = {}, {}, []
+    entered, counts, skipped = {}, {}, {}
     for model, asked in recipes.items():
-        recipe = fitted(asked, data)
+        recipe = train_command.fit_to_data(asked, data)
         train_command.check_grids(recipe)
         try:
             with torch.device("meta"):  # shapes without numbers
@@ -164,37 +139,36 @@ def _enter(
         except ImportError as error:
             if named:
                 raise TrainingError(str(error)) from None
-            skipped.append(f"{recipe.model_name} is left out. {error}")
+            skipped[model] = f"{recipe.model_name} is left out. {error}"
             continue
         entered[model] = recipe
     if not entered:
-        raise TrainingError(f"no model can be trained here: {'; '.join(skipped)}")
-    return entered, counts, tuple(skipped)
-
-
-def fitted(recipe: Recipe, data: Path) -> Recipe:
-    """The recipe with what the data decide, as fst train would have it."""
-    if recipe.task == own_images.TASK:
-        recipe = own_images.with_share_held_out(recipe, data)
-    return train_command.fit_to_data(recipe, data)
+        raise TrainingError(f"no model can be trained here: {'; '.join(skipped.values())}")
+    return entered, counts, skipped
 
 
 def _run(
     folder: ComparisonFolder,
     model: str,
     number: int,
+    data: Path,
     device: str | None,
     lock: int,
     launch: Launch,
 ) -> None:
     """One entrant; if it fails, the reason is kept and the others go on."""
     failure = folder.failure(model, number)
-    failure.unlink(missing_ok=True)
-    code = launch(folder, model, number, device, lock)
+    with clear_file_errors(failure):
+        failure.unlink(missing_ok=True)
+    code = launch(folder, model, number, data, device, lock)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
+    if code == OTHER_DATA:
+        reason = failure.read_text().partition("\n")[0]
+        failure.unlink()
+        raise TrainingError(reason)
     if code != 0 and not failure.exists():
-        note_failure(failure, _ended(code))
+        note_failure(failure, how_it_ended(code))
 
 
 def _settle(
@@ -234,14 +208,10 @@ def describe(
     order = list(dict.fromkeys(model for model, _ in entrants))
     entrants = sorted(entrants, key=lambda each: (order.index(each[0]), each[1]))
     standings = tuple(_standing(folder, *each, counts.get(each[0])) for each in entrants)
-    environments = [
-        environment
-        for each in standings
-        if (environment := read_json(folder.path / each.run / "environment.json")) is not None
-    ]
-    found = [{key: each.get(key) for key in ("hardware", "versions")} for each in environments]
-    if any(each != found[0] for each in found):
-        notes = (*notes, "Not all runs were made with the same hardware and versions.")
+    found = [start for each in standings for start in _starts(folder.path / each.run)]
+    differing = sorted({name for each in found for name in _differences(found[0], each)})
+    if differing:
+        notes = (*notes, f"Not the same for all runs: {', '.join(differing)}.")
     chosen = found[0] if found else {}
     return Comparison(
         settings["task"],
@@ -251,6 +221,36 @@ def describe(
         chosen.get("versions") or {},
         notes,
     )
+
+
+def _starts(run: Path) -> list[dict[str, Any]]:
+    """With what, and on what, a run was started and resumed."""
+    environment = read_json(run / "environment.json")
+    if environment is None:
+        return []
+    starts = [environment, *environment.get("resumed", [])]
+    return [{key: each.get(key) for key in ("hardware", "versions", "git")} for each in starts]
+
+
+def _differences(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
+    old, new = flat(one), flat(two)
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
+
+
+def _steady_rate(run: Path) -> float | None:
+    """Updates a second once a run is under way: the median over its log lines.
+
+    So compiling, once for each start, does not count. None where there are too few lines to tell.
+    """
+    rates = []
+    for line in (run / "metrics.jsonl").read_text(errors="replace").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:  # of a writer that was killed
+            continue
+        if entry.get("kind") == "training":
+            rates.append(entry["steps_per_second"])
+    return statistics.median(rates) if len(rates) >= FEWEST_LINES else None
 
 
 def _standing(
@@ -286,15 +286,19 @@ def _standing(
         reason = failure.read_text().partition("\n")[0]
         return replace(standing, status="failed", note=f"failed: {reason}")
     summary, rows = read_json(run / "summary.json"), read_rows(run / RESULTS / ROWS)
-    rate = summary["steps_per_second"]
+    overall, cost = summary["steps_per_second"], rows[0].training
+    rate = _steady_rate(run) or overall
+    images = None if cost is None else cost.images_per_second
     return replace(
         standing,
         status="done",
         parameters=rows[0].parameters,
         steps=summary["steps"],
-        training_seconds=summary["steps"] / rate,
+        training_seconds=summary["steps"] / overall,
         all_seconds=summary["seconds"],
         steps_per_second=rate,
+        images_per_second=None if images is None else images / overall * rate,
+        starts=len(_starts(run)),
         selected_step=summary["selected_step"],
         validation_error=summary["validation_error"],
         scores=scores_of(rows),
@@ -325,12 +329,3 @@ def _words(budget: str) -> str:
     if seconds < 120:
         return f"{seconds:g} seconds"
     return f"{seconds / 60:g} minutes"
-
-
-def _ended(code: int) -> str:
-    if code >= 0:
-        return f"its process ended with exit code {code}"
-    name = signal.Signals(-code).name
-    return f"its process was ended by {name}" + (
-        " (often: out of memory)" if name == "SIGKILL" else ""
-    )

@@ -11,28 +11,27 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from accelerate import PartialState
 from rich.console import Console
 
 from fst.commands import train as train_command
 from fst.commands.evaluate import evaluate
 from fst.commands.kept import SETTINGS, read_json, write_json
+from fst.commands.same_data import settle_data
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.evaluation.once import ROWS
 from fst.evaluation.runs import RESULTS
-from fst.pretrained import from_json, write_atomically
+from fst.pretrained import WEIGHTS, from_json, write_atomically
 from fst.recipes.comparison import entry
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.training import checkpoint
 from fst.training.budget import Budget, Calibration, calibrate, parse_budget, release
-from fst.training.errors import Interrupted, TrainingError
-from fst.training.loop import train as run_training
-from fst.training.run_folder import RunFolder
+from fst.training.errors import Interrupted, TrainingError, clear_file_errors
 
-FAILED, INTERRUPTED = 1, 130
+FAILED, OTHER_DATA, INTERRUPTED = 1, 3, 130
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,13 @@ class ComparisonFolder:
         return self.path / "failures" / f"{model}-seed{number}.txt"
 
     def is_trained(self, model: str, number: int) -> bool:
-        return (self.run(model, number) / "summary.json").is_file()
+        run = self.run(model, number)
+        return (run / "summary.json").is_file() and (run / "best" / WEIGHTS).is_file()
 
     def is_done(self, model: str, number: int) -> bool:
-        rows = self.run(model, number) / RESULTS / ROWS
-        return self.is_trained(model, number) and rows.is_file()
+        """Whether it is trained and scored; the weights may have been left behind."""
+        run = self.run(model, number)
+        return (run / "summary.json").is_file() and (run / RESULTS / ROWS).is_file()
 
     def read_recipe(self, model: str) -> Recipe:
         return recipe_from_json(read_json(self.recipe(model)), str(self.recipe(model)))
@@ -82,52 +83,51 @@ def compete(
     folder: ComparisonFolder,
     model: str,
     number: int,
+    data: Path,
     *,
     device: str | None = None,
     console: Console | None = None,
 ) -> None:
     """Whatever is missing of one run of the comparison."""
     console = console or Console()
-    settings = read_json(folder.path / SETTINGS)
-    data, budget = Path(settings["data"]), parse_budget(settings["budget"])
+    if folder.is_done(model, number):
+        return
     run = folder.run(model, number)
     if not folder.is_trained(model, number):
-        if checkpoint.available(run / "checkpoints"):
+        finished = (run / "summary.json").is_file()  # but its weights are gone
+        if checkpoint.available(run / "checkpoints") and not finished:
             train_command.resume(run, data=data, device=device, console=console)
         else:
-            _start(folder, model, number, budget, data, device, console)
+            _start(folder, model, number, data, device, console)
         release()
-    if not folder.is_done(model, number):
-        console.print(f"scoring {run.name} on the test set")
-        evaluate(run, data=data, device=device, console=Console(quiet=True))
+    console.print(f"scoring {run.name} on the test set")
+    evaluate(run, data=data, device=device, console=Console(quiet=True))
+    # A finished run cannot be resumed, and these are most of what it holds.
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)
 
 
 def _start(
     folder: ComparisonFolder,
     model: str,
     number: int,
-    budget: Budget,
     data: Path,
     device: str | None,
     console: Console,
 ) -> None:
+    budget = parse_budget(read_json(folder.path / SETTINGS)["budget"])
     place = train_command.choose_device(device)
     recipe, run = folder.read_recipe(model), folder.run(model, number)
     shutil.rmtree(run, ignore_errors=True)  # of a start that was killed before its first checkpoint
     training, validation = train_command.load(recipe, data, place, console)
+    settle_data(folder.path, data, training.samples)
     plan = folder.read_plan(model)
     if plan is None:
         plan = make_plan(recipe, budget, training, validation)
         write_json(folder.plan(model), asdict(plan))
     rate = plan.calibration.steps_per_second
     console.print(f"{plan.steps:,} steps, measured at {rate:.3g} a second", highlight=False)
-    recipe = entry(recipe, number, plan.steps, compiled=plan.compiled)
-    started = RunFolder.create(run, recipe.to_json())
-    if PartialState().is_main_process:
-        described = {"data": str(data.resolve())} | train_command.describe(training.samples)
-        started.write_json("run.json", described | train_command.left_out(training.samples))
-    fresh = train_command.prepare_model(recipe, training.samples)
-    run_training(fresh, training, validation, recipe.training, started, console=console)
+    recipe = entry(recipe, number, plan.steps, rate, compiled=plan.compiled)
+    train_command.start(recipe, run, data, training, validation, console)
 
 
 def make_plan(
@@ -163,12 +163,17 @@ def _first_line(error: Exception) -> str:
 
 def note_failure(path: Path, reason: str, details: str = "") -> None:
     """Keep why a run failed: one line for the table, then whatever helps to find the cause."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, f"{reason}\n\n{details}".rstrip().encode() + b"\n")
+    with clear_file_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, f"{reason}\n\n{details}".rstrip().encode() + b"\n")
 
 
 def end_with_parent() -> None:
-    """Save and end when the process that started this one is gone, even if it was killed."""
+    """Save and end when the process that started this one says so, or is gone, even if killed.
+
+    Either way the other end of the pipe is closed. In training the signal is a request to save;
+    before and after it there is nothing to save, and it ends the process.
+    """
 
     def watch() -> None:
         os.read(sys.stdin.fileno(), 1)  # returns when the other end of the pipe is closed
@@ -177,26 +182,32 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def attempt(folder: ComparisonFolder, model: str, number: int, device: str | None) -> int:
+def attempt(
+    folder: ComparisonFolder, model: str, number: int, data: Path, device: str | None
+) -> int:
     """Compete, and keep the reason if that fails; the exit code of the process."""
     try:
-        compete(folder, model, number, device=device)
+        compete(folder, model, number, data, device=device)
     except (Interrupted, KeyboardInterrupt):
         return INTERRUPTED
     except Exception as error:
         known = isinstance(error, ValueError | TrainingError)
         reason = " ".join(str(error).split()) if known else _first_line(error)
-        note_failure(folder.failure(model, number), reason, traceback.format_exc())
+        with suppress(TrainingError):  # a full disk may be why it failed
+            note_failure(folder.failure(model, number), reason, traceback.format_exc())
+        if isinstance(error, train_command.OtherDataError):  # all others would find the same
+            return OTHER_DATA
         print(f"fst: {model}, seed {number}, failed: {reason}", file=sys.stderr)
         return FAILED
     return 0
 
 
 def main(words: list[str]) -> int:
-    """The process: folder, model, number of the seed and, if it was named, the device."""
+    """The process: folder, model, number of the seed, data and, if it was named, the device."""
     end_with_parent()
-    device = words[3] if len(words) > 3 else None
-    return attempt(ComparisonFolder(Path(words[0])), words[1], int(words[2]), device)
+    folder, model, number, data = words[:4]
+    device = words[4] if len(words) > 4 else None
+    return attempt(ComparisonFolder(Path(folder)), model, int(number), Path(data), device)
 
 
 if __name__ == "__main__":

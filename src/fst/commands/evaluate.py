@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fst.classifiers import Classifier
-from fst.commands.train import choose_device, recorded_data
+from fst.commands.train import choose_device, data_of_run
 from fst.data import BurgersData
 from fst.data.splits import TestSplit
 from fst.evaluation import classification, protocol
@@ -66,7 +66,7 @@ def evaluate(
 
     def compute() -> Scores:
         place = choose_device(device)
-        test: TestSplit = recipe.data.load_test(data or recorded_data(run), place)
+        test: TestSplit = recipe.data.load_test(data_of_run(recipe, run, data), place)
         if isinstance(recipe.evaluation, ClassificationSettings):
             classifier = Classifier.from_pretrained(best).to(place)
             return _score_classes(classifier, test, recipe.evaluation, origin, mark, console)

@@ -105,6 +105,8 @@ def held(folder: Path) -> Iterator[int]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TrainingError(f"another process is at work in {folder}") from None
+                    raise TrainingError(
+                        f"another process is at work in {folder}; try again when it has ended"
+                    ) from None
                 time.sleep(0.2)
         yield file.fileno()

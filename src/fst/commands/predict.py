@@ -28,6 +28,7 @@ from fst.data.errors import DataError
 from fst.evaluation.protocol import measuring
 from fst.field import Field
 from fst.operators import Operator, Output
+from fst.pretrained import PretrainedError
 from fst.types import Observations, check_neighbors
 
 BATCH_SIZE = 8
@@ -70,10 +71,17 @@ def predict(
     return answer
 
 
-def load_model(run: Path | str) -> Operator:
+def load_any(run: Path | str) -> Model:
     """The best weights of a run folder, or the model of any folder (or hub name) that has one."""
     best = Path(run) / "best"
-    model = Model.from_pretrained(best if best.is_dir() else run)
+    if not best.is_dir() and (Path(run) / "metrics.jsonl").is_file():
+        raise PretrainedError(f"{run} has no trained weights yet: it was never validated")
+    return Model.from_pretrained(best if best.is_dir() else run)
+
+
+def load_model(run: Path | str) -> Operator:
+    """As `load_any`, and it must be an operator."""
+    model = load_any(run)
     if isinstance(model, Classifier):
         raise ValueError(f"{run} holds a classifier: ask it with --images, not --observations")
     assert isinstance(model, Operator)

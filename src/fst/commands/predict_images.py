@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import sys
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,8 @@ import numpy as np
 import torch
 from rich.console import Console
 
-import fst.baselines
-import fst.images  # noqa: F401  (both, so that `from_pretrained` knows their names)
-from fst.base import Model
 from fst.classifiers import Classifier
-from fst.commands.predict import find_device
+from fst.commands.predict import find_device, load_any
 from fst.data.errors import DataError, writing
 from fst.data.image_decoding import View, decoded
 from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images
@@ -67,15 +65,15 @@ def predict_images(
     write_guesses(out, guesses)
     if console is not None:
         left_out = f" ({len(guesses.skipped):,} skipped)" if guesses.skipped else ""
-        text = f"{len(guesses.files):,} images{left_out}: {out}"
+        images_word = "image" if len(guesses.files) == 1 else "images"
+        text = f"{len(guesses.files):,} {images_word}{left_out}: {out}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     return guesses
 
 
 def load_classifier(run: Path | str) -> Classifier:
     """The best weights of a run folder, or the model of any folder (or hub name) that has one."""
-    best = Path(run) / "best"
-    model = Model.from_pretrained(best if best.is_dir() else run)
+    model = load_any(run)
     if not isinstance(model, Classifier):
         raise ValueError(
             f"{run} holds a {type(model).__name__}, which takes --observations and --queries; "
@@ -98,6 +96,8 @@ def open_images(path: Path) -> ImageFiles:
     """A folder, a tar, or one image."""
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return FolderFiles(source=path.parent, names=(path.name,), problems=())
+    if path.is_file() and path.suffix.lower() != ".tar" and not tarfile.is_tarfile(path):
+        raise DataError(f"{path}: is neither a tar nor an image ({', '.join(sorted(SUFFIXES))})")
     return find_images(path)
 
 
@@ -142,6 +142,8 @@ def check_output(path: Path, force: bool) -> None:
     """Raise before any work is done if the answers could not be written."""
     if path.suffix != ".csv":
         raise DataError(f"{path}: the classes of images are written as .csv")
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; name a file")
     if path.exists() and not force:
         raise DataError(f"{path}: exists; use --force to replace it")
 

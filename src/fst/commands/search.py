@@ -1,6 +1,7 @@
 """`fst search`: the paper's learning-rate search, for any recipe.
 
-DIR/settings.json     recipe, rates, steps, data
+DIR/settings.json     recipe, rates, steps
+DIR/data.json         where its data lie, and marks by which they are known
 DIR/rate-R/           one trial a rate: an ordinary run folder
 DIR/confirm-R/        the winning trial carried on: an ordinary run folder
 DIR/search.md, .json  the table
@@ -8,17 +9,19 @@ DIR/search.md, .json  the table
 Asked again, it goes on where it stopped and repeats nothing that is complete.
 """
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from fst.commands import train as train_command
-from fst.commands.compare import fitted
 from fst.commands.kept import SETTINGS, held, read_json, read_settings, require_same, write_json
+from fst.commands.same_data import find_data, settle_data
 from fst.evaluation.runs import read_curves
 from fst.evaluation.tables import NOTHING, Table, number
 from fst.pretrained import to_json, write_atomically
@@ -103,15 +106,14 @@ def search(
 ) -> Search:
     """Try every rate, select the best, and carry it on; write one table."""
     console = console or Console()
-    if not rates or len(set(rates)) < len(rates):
+    if not rates or len({f"{rate:g}" for rate in rates}) < len(rates):  # the names of their folders
         raise ValueError(f"rates must be one or more different numbers, got {tuple(rates)}")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise TrainingError("fst search trains on one device: start it without a launcher")
     place = train_command.choose_device(device)
     before = read_settings(out, KIND)
-    if data is None and before is not None:
-        data = Path(before["data"])
-    train_command.check_data_folder(recipe, data)
-    data = train_command.data_path(recipe, data).resolve()
-    recipe = fitted(recipe, data)
+    data = find_data(out, recipe, data)
+    recipe = train_command.fit_to_data(recipe, data)
     trials = {rate: search_recipes.trial(recipe, rate, steps) for rate in sorted(rates)}
     if confirm:
         search_recipes.confirmation(next(iter(trials.values())), confirm)  # a wrong number, early
@@ -120,7 +122,6 @@ def search(
         "rates": sorted(rates),
         "steps": steps,
         "confirm": confirm,
-        "data": str(data),
         "recipe": recipe.to_json(),
     }
     if before is not None:
@@ -128,6 +129,9 @@ def search(
     with held(out):
         write_json(out / SETTINGS, settings)
         recipe.data.prepare(data, place, console)
+        training, _ = train_command.load(recipe, data, torch.device("cpu"), console)
+        settle_data(out, data, training.samples)
+        del training
         done: list[Trial] = []
         for rate, tried in trials.items():
             run = out / f"rate-{rate:g}"

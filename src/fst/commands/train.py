@@ -19,10 +19,15 @@ from fst.evaluation.protocol import EvaluationSettings
 from fst.operators import Operator
 from fst.recipes import own, own_images
 from fst.recipes.recipe import Recipe, build_model, recipe_from_json
+from fst.training.batches import check_batch_size
 from fst.training.errors import TrainingError
 from fst.training.loop import Summary
 from fst.training.loop import train as run_training
 from fst.training.run_folder import RunFolder
+
+
+class OtherDataError(TrainingError):
+    """The data are not those that something was begun with."""
 
 
 def train(
@@ -40,8 +45,21 @@ def train(
     data = data_path(recipe, data)
     recipe = fit_to_data(recipe, data)
     check_grids(recipe)
+    check_batch_size(recipe.training, PartialState().num_processes)
     training, validation = load(recipe, data, place, console)
-    # Only now: a start that failed leaves no folder behind.
+    return start(recipe, out, data, training, validation, console)
+
+
+def start(
+    recipe: Recipe,
+    out: Path,
+    data: Path,
+    training: TrainingSplit,
+    validation: ValidationSplit,
+    console: Console | None = None,
+) -> Summary:
+    """Train from the beginning with `data`, which are loaded: a start that fails earlier leaves no
+    folder behind."""
     folder = RunFolder.create(out, recipe.to_json())
     if PartialState().is_main_process:
         described = {"data": str(data.resolve())} | describe(training.samples)
@@ -65,8 +83,11 @@ def resume(
     if (out / "summary.json").is_file():
         raise TrainingError(f"{out} has finished; score it with: fst evaluate {out}")
     recipe = recipe_from_json(folder.recipe, source=str(out / "recipe.json"))
-    training, validation = load(recipe, data or recorded_data(out), place, console)
+    path = data_of_run(recipe, out, data)
+    training, validation = load(recipe, path, place, console)
     check_same_data(out, training.samples)
+    if data is not None and PartialState().is_main_process:  # evaluation looks there too
+        folder.write_json("run.json", read_run(out) | {"data": str(data.resolve())})
     model = prepare_model(recipe, training.samples)
     return run_training(model, training, validation, recipe.training, folder, console=console)
 
@@ -75,11 +96,12 @@ def load(
     recipe: Recipe, data: Path, device: torch.device, console: Console | None
 ) -> tuple[TrainingSplit, ValidationSplit]:
     """Training and validation on the device; missing files are made first, by one process."""
+    voice = console if PartialState().is_main_process else Console(quiet=True)
     with PartialState().main_process_first():
-        recipe.data.prepare(data, device, console)
+        recipe.data.prepare(data, device, voice)
     augment = recipe.training.augment
     if isinstance(recipe.data, ImageData):  # which also says what it had to leave out
-        return recipe.data.load(data, device, augment=augment, console=console)
+        return recipe.data.load(data, device, augment=augment, console=voice)
     return recipe.data.load(data, device, augment=augment)
 
 
@@ -111,12 +133,16 @@ def left_out(training: Rows) -> dict[str, Any]:
 
 def check_same_data(run: Path, training: Rows) -> None:
     """Raise unless a resumed run sees the data it was started with."""
-    recorded, found = read_run(run), describe(training)
+    require_same_data(run, read_run(run), describe(training))
+
+
+def require_same_data(folder: Path, recorded: dict[str, Any], found: dict[str, Any]) -> None:
+    """Raise where a description of data differs from the one recorded in a folder."""
     for name, value in found.items():
         before = recorded.get(name, value)
         if not _same(before, value):
-            raise TrainingError(
-                f"the training data are not those that {run} was started with: {name} was "
+            raise OtherDataError(
+                f"the training data are not those that {folder} was started with: {name} was "
                 f"{_short(before)}, is {_short(value)}"
             )
 
@@ -227,6 +253,16 @@ def recorded_data(run: Path) -> Path:
     return Path(described["data"])
 
 
+def data_of_run(recipe: Recipe, run: Path, data: Path | None) -> Path:
+    """The path given, or the one recorded; an error where the user's own data have moved."""
+    path = data or recorded_data(run)
+    if data is None and isinstance(recipe.data, PointData | ImageData) and not path.exists():
+        raise TrainingError(
+            f"{path}: the data of {run} are no longer there; say with --data where they are now"
+        )
+    return path
+
+
 def read_run(run: Path) -> dict[str, Any]:
     """What a run recorded of its data; nothing where that cannot be read."""
     try:
@@ -237,8 +273,13 @@ def read_run(run: Path) -> dict[str, Any]:
 
 
 def fit_to_data(recipe: Recipe, data: Path) -> Recipe:
-    """A recipe takes from the data what they decide: the sizes of points, the classes of images."""
+    """A recipe takes from the data what they decide: the sizes of points, the classes of images.
+
+    Also how many images are held out, where the recipe asks for a share of them.
+    """
     if isinstance(recipe.data, ImageData):
+        recipe = own_images.with_share_held_out(recipe, data)
+        assert isinstance(recipe.data, ImageData)
         return own_images.fitted(recipe, recipe.data.describe(data))
     if not isinstance(recipe.data, PointData):
         return recipe

@@ -47,8 +47,12 @@ def check_images(path: Path) -> Iterator[Description]:
 
 
 def _check(images: LabelledImages) -> Description:
-    sizes, skipped = _decoded(images)
-    skipped = [*images.files.problems, *skipped]
+    seen = _decoded(images)
+    sizes = [size for size in seen if not isinstance(size, Skipped)]
+    skipped = [*images.files.problems, *(item for item in seen if isinstance(item, Skipped))]
+    decoded = [not isinstance(item, Skipped) for item in seen]
+    good = set(images.labels[decoded].tolist())
+    lost = [name for number, name in enumerate(images.class_names) if number not in good]
     counts = images.counts
     bad = listed([f"{item.name} ({item.reason})" for item in skipped])
     facts = [
@@ -60,11 +64,13 @@ def _check(images: LabelledImages) -> Description:
     if sizes:
         low, high = min(map(min, sizes)), max(map(max, sizes))
         facts.insert(3, ("sides", f"{low:,} to {high:,} pixels"))
+    if lost:
+        facts.append(("classes without a good image", listed(lost)))
     return Description(images.files.source, "images in classes", tuple(facts))
 
 
-def _decoded(images: LabelledImages) -> tuple[list[tuple[int, int]], list[Skipped]]:
-    """The sizes of the good images, and the bad ones."""
+def _decoded(images: LabelledImages) -> list[tuple[int, int] | Skipped]:
+    """The size of each image, or what is wrong with it."""
 
     def one(row: int) -> tuple[int, int] | Skipped:
         try:
@@ -78,5 +84,4 @@ def _decoded(images: LabelledImages) -> tuple[list[tuple[int, int]], list[Skippe
         # A block at a time: work that is queued all at once cannot be interrupted.
         for start in range(0, len(rows), _BLOCK):
             seen += pool.map(one, rows[start : start + _BLOCK])
-    sizes = [size for size in seen if not isinstance(size, Skipped)]
-    return sizes, [item for item in seen if isinstance(item, Skipped)]
+    return seen

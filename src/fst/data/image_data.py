@@ -20,7 +20,14 @@ from fst.data.image_augmentation import ImageAugmentation
 from fst.data.image_decoding import View, decode_all, default_threads, report
 from fst.data.image_samples import ResidentImages, StreamedImages
 from fst.data.image_streaming import TimmTransform
-from fst.data.images import LabelledImages, find_split, has_split, require_classes
+from fst.data.images import (
+    LabelledImages,
+    Skipped,
+    find_split,
+    has_split,
+    listed,
+    require_classes,
+)
 from fst.data.splits import TestSplit, TrainingSplit, ValidationSplit
 
 TRAIN, VAL = "train", "val"
@@ -28,6 +35,7 @@ TRAIN, VAL = "train", "val"
 # "auto" keeps a split on the device where it takes at most this.
 _CPU_BYTES = 4 * 2**30
 _GPU_SHARE = 0.25
+_HELD_OUT = 0.05  # of the training images, unless their number is given
 
 Images = ResidentImages | StreamedImages
 
@@ -63,8 +71,9 @@ class ImageData:
     """Brightness, contrast and saturation change by up to this share."""
     erasing: float = 0.25
     """Chance that a rectangle of a training image is replaced by noise."""
-    held_out: int = 0
-    """Training images set aside for validation, the same share of every class."""
+    held_out: int | None = 0
+    """Training images set aside for validation, the same share of every class; None is a
+    twentieth. If that allows, at least one of every class that has two."""
     split_seed: int = 0
     """Of the draw of the images set aside."""
     workers: int | None = None
@@ -86,7 +95,7 @@ class ImageData:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
         workers = 1 if self.workers is None else self.workers
-        if min(self.held_out, self.split_seed) < 0 or workers < 1:
+        if min(self.held_out or 0, self.split_seed) < 0 or workers < 1:
             raise ValueError(
                 "held_out and split_seed must be at least 0 and workers at least 1, "
                 f"got {self.held_out}, {self.split_seed} and {self.workers}"
@@ -96,15 +105,21 @@ class ImageData:
         """The names of the classes, sorted: class number i is the i-th of them."""
         return find_split(folder, TRAIN).class_names
 
+    def count_held_out(self, folder: Path) -> int:
+        """How many training images are set aside."""
+        return self._count_held_out(find_split(folder, TRAIN))
+
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
     ) -> None:
         """Nothing can be made for the user; what is there is checked, so that errors come early."""
-        del console
         train = find_split(folder, TRAIN)
         self._hold_out(train)
         if self.held_out == 0 or has_split(folder, VAL):
             _val(folder, train)
+        elif console is not None:
+            text = f"{folder}: holds no {VAL} images, so there will be no test"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._fits(train, self._stored, torch.device(device))
 
     def load(
@@ -123,7 +138,9 @@ class ImageData:
             validation = _val(folder, train)
         return (
             TrainingSplit(self._training(training, torch.device(device), augment, console)),
-            ValidationSplit(self._evaluated(validation, torch.device(device), console)),
+            ValidationSplit(
+                self._evaluated(validation, torch.device(device), console, "validation")
+            ),
         )
 
     def load_test(
@@ -133,7 +150,7 @@ class ImageData:
         train = find_split(folder, TRAIN) if has_split(folder, TRAIN) else None
         images = _val(folder, train)
         console = console or _main_console()
-        return TestSplit(self._evaluated(images, torch.device(device), console))
+        return TestSplit(self._evaluated(images, torch.device(device), console, "testing"))
 
     @property
     def evaluation_view(self) -> View:
@@ -162,9 +179,10 @@ class ImageData:
         view = self.evaluation_view
         if not self._fits(images, self._stored, device):
             transform = TimmTransform(self.augmentation) if augment else None
-            return self._streamed(images, view, transform, device, console)
+            return self._streamed(images, view, transform, device, console, "training")
         pixels, images, skipped = decode_all(images, self._stored, device, console, self.workers)
-        report(images, skipped, console)
+        _require_every_class(images, skipped)
+        report(images, skipped, console, "training")
         return ResidentImages(
             pixels,
             torch.from_numpy(images.labels),
@@ -175,12 +193,14 @@ class ImageData:
             augmentation=self.augmentation if augment else None,
         )
 
-    def _evaluated(self, images: LabelledImages, device: torch.device, console: Console) -> Images:
+    def _evaluated(
+        self, images: LabelledImages, device: torch.device, console: Console, purpose: str
+    ) -> Images:
         view = self.evaluation_view
         if not self._fits(images, view, device):
-            return self._streamed(images, view, None, device, console)
+            return self._streamed(images, view, None, device, console, purpose)
         pixels, images, skipped = decode_all(images, view, device, console, self.workers)
-        report(images, skipped, console)
+        report(images, skipped, console, purpose)
         labels = torch.from_numpy(images.labels)
         return ResidentImages(pixels, labels, images.class_names, images.names, skipped)
 
@@ -191,8 +211,9 @@ class ImageData:
         transform: TimmTransform | None,
         device: torch.device,
         console: Console,
+        purpose: str,
     ) -> StreamedImages:
-        report(images, images.files.problems, console)
+        report(images, images.files.problems, console, purpose)
         workers = self.workers or default_threads()
         return StreamedImages(images, view, transform, workers=workers, device=device)
 
@@ -212,13 +233,19 @@ class ImageData:
             )
         return True
 
+    def _count_held_out(self, train: LabelledImages) -> int:
+        if self.held_out is not None:
+            return self.held_out
+        return max(int((train.counts > 1).sum()), round(_HELD_OUT * len(train)), 1)
+
     def _hold_out(self, train: LabelledImages) -> tuple[LabelledImages, LabelledImages | None]:
         if self.held_out == 0:
             return train, None
-        taken = stratified(train.labels, train.counts, self.held_out, self.split_seed)
+        count = self._count_held_out(train)
+        taken = stratified(train.labels, train.counts, count, self.split_seed)
         if taken is None:
             raise DataError(
-                f"{train.files.source}: cannot hold out {self.held_out:,} of {len(train):,} images "
+                f"{train.files.source}: cannot hold out {count:,} of {len(train):,} images "
                 f"and leave one to learn from in each of {len(train.class_names)} classes"
             )
         rest = np.setdiff1d(np.arange(len(train)), taken)
@@ -229,12 +256,21 @@ class ImageData:
 def stratified(
     labels: Int[np.ndarray, " n"], counts: Sequence[int] | np.ndarray, total: int, seed: int
 ) -> Int[np.ndarray, " m"] | None:
-    """`total` rows, of each class its share, to a whole image; None if that empties a class."""
+    """`total` rows, of each class its share, to a whole image; None if that empties a class.
+
+    Where `total` allows it, a class of two images or more gives at least one.
+    """
     counts = np.asarray(counts)
     if total >= len(labels):
         return None
     exact = counts * total / len(labels)
     shares = np.floor(exact).astype(np.int64)
+    several = counts > 1
+    least = several.astype(np.int64) * (total >= several.sum())
+    shares = np.maximum(shares, least)
+    # Where that is too much, those give back that have the most above their share.
+    while shares.sum() > total:
+        shares[np.argmax(np.where(shares > least, shares - exact, -np.inf))] -= 1
     # The largest remainders get the images that rounding down left over.
     shares[np.argsort(shares - exact, kind="stable")[: total - shares.sum()]] += 1
     if (shares >= counts).any():
@@ -245,6 +281,16 @@ def stratified(
         for number, share in enumerate(shares)
     ]
     return np.sort(np.concatenate(taken))
+
+
+def _require_every_class(images: LabelledImages, skipped: Sequence[Skipped]) -> None:
+    """A class of which nothing is left cannot be learned, and the model would still have it."""
+    lost = [name for name, n in zip(images.class_names, images.counts, strict=True) if n == 0]
+    if lost:
+        reasons = listed([f"{item.name} {item.reason}" for item in skipped])
+        raise DataError(
+            f"{images.files.source}: no training image of {listed(lost)} can be decoded: {reasons}"
+        )
 
 
 def _val(folder: Path, train: LabelledImages | None) -> LabelledImages:

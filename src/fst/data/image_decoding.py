@@ -188,9 +188,12 @@ def _shown(
             progress.advance(task, len(block[1]) + len(block[2]))
 
 
-def report(images: LabelledImages, skipped: tuple[Skipped, ...], console: Console) -> None:
-    """One line: how many images of how many classes, and what was left out."""
+def report(
+    images: LabelledImages, skipped: tuple[Skipped, ...], console: Console, purpose: str
+) -> None:
+    """One line: how many images of how many classes, what for, and what was left out."""
     text = f"{images.files.source}: {len(images):,} images of {len(images.class_names)} classes"
+    text += f" for {purpose}"
     if skipped:
         items = listed([f"{item.name} ({item.reason})" for item in skipped])
         text += f"; {len(skipped):,} skipped: {items}"

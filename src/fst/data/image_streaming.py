@@ -25,8 +25,6 @@ from fst.data.images import LabelledImages, Skipped
 ImageTransform = Callable[[Image.Image], Tensor]
 Item = tuple[Tensor, int, list[Skipped]]
 
-_REPLACEMENTS = 16  # files of the class, and then of any class, tried in place of a bad one
-
 
 class ImageReader(Dataset):
     """Images by (row, seed), for PyTorch's loader."""
@@ -61,17 +59,17 @@ class ImageReader(Dataset):
                 skipped,
             )
         raise DataError(
-            f"{self.images.files.source}: no image near {skipped[0].name} can be decoded; "
-            f"the first of {len(skipped)} {skipped[0].reason}"
+            f"{self.images.files.source}: none of {len(skipped):,} images can be decoded; "
+            f"{skipped[0].name} {skipped[0].reason}"
         )
 
     def _candidates(self, row: int) -> Iterator[int]:
-        """The row, those that follow it in its class (from the start after the end), any others."""
+        """The row, those that follow it in its class (from the start after the end), all others."""
         label = self.images.labels[row]
         start, end = int(self._starts[label]), int(self._starts[label + 1])
-        for step in range(min(end - start, _REPLACEMENTS)):
+        for step in range(end - start):
             yield int(self._order[start + (self._place[row] - start + step) % (end - start)])
-        for step in range(min(len(self) - (end - start), _REPLACEMENTS)):
+        for step in range(len(self) - (end - start)):
             yield int(self._order[(end + step) % len(self)])
 
     def _changed(self, image: Image.Image, row: int, seed: int | None) -> Float[Tensor, "3 h w"]:

@@ -62,10 +62,14 @@ class FolderFiles(ImageFiles):
     """Image files under one folder, those of its folders included."""
 
     def read(self, row: int) -> bytes:
-        return (self.source / self.names[row]).read_bytes()
+        path = self.source / self.names[row]
+        if path.exists() and not path.is_file():  # a pipe would be waited for without end
+            raise OSError("it is not a regular file")
+        return path.read_bytes()
 
     def title(self, row: int) -> str:
-        return f"{self.source.name}/{self.names[row]}"
+        folder = self.source.name  # empty for the current folder
+        return f"{folder}/{self.names[row]}" if folder else self.names[row]
 
 
 @dataclass(frozen=True)
@@ -137,13 +141,16 @@ def find_split(path: Path, split: str) -> LabelledImages:
     """The images of one split of a data set, with their classes."""
     if not path.is_dir():
         what = "is a file" if path.exists() else "there is no such folder"
-        raise DataError(f"{path}: {what}; expected a folder with {_LAYOUTS.format(split=split)}")
+        raise DataError(
+            f"{path}: {what}; expected a folder with {_LAYOUTS.format(split=split)}"
+            f"{_above(path, split)}"
+        )
     sources = _sources(path, split)
     if not sources:
         there = listed(sorted(entry.name for entry in path.iterdir())) or "nothing"
         raise DataError(
             f"{path}: holds no {split} images; expected {_LAYOUTS.format(split=split)}; "
-            f"it holds {there}"
+            f"it holds {there}{_above(path, split)}"
         )
     kinds = {source.is_dir() for source in sources} | {s.stem == split for s in sources}
     if len(sources) > 1 and len(kinds) > 1:
@@ -152,7 +159,7 @@ def find_split(path: Path, split: str) -> LabelledImages:
             "keep one of them"
         )
     if sources[0].is_dir():
-        return label(_open_folder(sources[0]), split)
+        return label(_open_classes(sources[0]), split)
     source = sources[0] if len(sources) == 1 else path / f"{split}-*.tar"
     return label(_open_tars(source, sources), split)
 
@@ -193,7 +200,7 @@ def require_classes(images: LabelledImages, expected: Sequence[str], of: str) ->
     unknown = [name for name in images.class_names if name not in set(expected)]
     if missing or unknown:
         parts = [f"it lacks {listed(missing)}"] if missing else []
-        parts += [f"{listed(unknown)} are not in {of}"] if unknown else []
+        parts += [f"it has {listed(unknown)} besides"] if unknown else []
         raise DataError(f"{images.files.source}: holds other classes than {of}: {'; '.join(parts)}")
 
 
@@ -211,17 +218,39 @@ def _sources(path: Path, split: str) -> list[Path]:
 
 
 def _is_image(name: str) -> bool:
-    # Names with a leading dot are what file managers leave behind.
     path = PurePosixPath(name)
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    return path.suffix.lower() in SUFFIXES and not any(map(_is_hidden, path.parts))
+
+
+def _is_hidden(part: str) -> bool:
+    """Names with a leading dot are what file managers and notebooks leave behind."""
+    return part.startswith(".") and part not in (".", "..")
+
+
+def _above(path: Path, split: str) -> str:
+    """A hint for who named the split itself, and not what holds it."""
+    near = path.exists() and path.stem.startswith(split)
+    return f"; is the folder above it meant, {path.absolute().parent}?" if near else ""
 
 
 def _open_folder(folder: Path) -> FolderFiles:
     return FolderFiles(folder, tuple(sorted(_walk(folder, folder))), ())
 
 
+def _open_classes(folder: Path) -> FolderFiles:
+    """The images of class folders. A class folder without any is no class, and that is said."""
+    files = _open_folder(folder)
+    found = {name.split("/", 1)[0] for name in files.names}
+    entries = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    empty = [name for name in entries if name not in found and not name.startswith(".")]
+    return replace(
+        files, problems=tuple(Skipped(f"{folder.name}/{name}", "holds no image") for name in empty)
+    )
+
+
 def _walk(root: Path, folder: Path) -> Iterable[str]:
     for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not _is_hidden(name)]
         # The folders of the first level may be links, as class folders often are.
         if place == str(root):
             linked = [name for name in folders if (root / name).is_symlink()]
@@ -260,6 +289,8 @@ def _index(
     members: dict[str, tuple[int, int]] = {}
     cut: list[Skipped] = []
     end = 0
+    if _is_compressed(archive):
+        raise DataError(f"{archive}: is compressed, and images are read in place; decompress it")
     with reading(archive, "an uncompressed tar of images"), tarfile.open(archive, "r:") as tar:
         try:
             while (member := tar.next()) is not None:
@@ -279,6 +310,12 @@ def _index(
         reason = f"ends too early or is damaged after {len(members):,} images: used up to there"
         cut.append(Skipped(archive.name, reason))
     return members, tuple(cut)
+
+
+def _is_compressed(archive: Path) -> bool:
+    """Whether a file begins as those of gzip, bzip2, xz and zstd do."""
+    with reading(archive, "a tar of images"), archive.open("rb") as file:
+        return file.read(6).startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"))
 
 
 def _inside(name: str) -> str:

@@ -8,7 +8,7 @@ terminal, Markdown and JSON.
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as TerminalTable
@@ -64,17 +64,43 @@ class Standing:
     paper_parameters: int | None = None
     steps: int | None = None
     training_seconds: float | None = None
-    """Of the updates alone."""
+    """Of the updates alone, with compilation at every start."""
     all_seconds: float | None = None
     """With validation and saving."""
     calibrated_steps_per_second: float | None = None
     steps_per_second: float | None = None
+    """Of the updates once the run is under way."""
+    images_per_second: float | None = None
+    """Likewise, for classifiers."""
+    starts: int | None = None
+    """How often it was started: once, and again whenever it was resumed."""
     peak_memory_gib: float | None = None
     selected_step: int | None = None
     validation_error: float | None = None
     compiled: bool | None = None
     note: str | None = None
     scores: tuple[Score, ...] = ()
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1_000 else f"{value:,.0f}"
+
+
+class Cost(NamedTuple):
+    """A column about what a model cost."""
+
+    read: Callable[[Standing], float | None]
+    form: Callable[[float], str]
+
+
+IMAGES = "Images\n/s"
+COSTS = {
+    "Steps": Cost(lambda each: each.steps, lambda value: f"{value:,.0f}"),
+    "Time\n(s)": Cost(lambda each: each.training_seconds, _short),
+    "Steps\n/s": Cost(lambda each: each.steps_per_second, _short),
+    IMAGES: Cost(lambda each: each.images_per_second, lambda value: f"{value:,.0f}"),
+    "Peak\nGiB": Cost(lambda each: each.peak_memory_gib, lambda value: f"{value:.1f}"),
+}
 
 
 @dataclass(frozen=True)
@@ -91,19 +117,12 @@ class Comparison:
     def table(self) -> Table:
         """One line a model, then its spread over several seeds and the paper's figures."""
         columns = unique(score.column for each in self.standings for score in each.scores)
+        images = any(each.images_per_second is not None for each in self.standings)
+        costs = {name: cost for name, cost in COSTS.items() if images or name != IMAGES}
         lines: list[tuple[str, ...]] = []
         for those in _by_model(self.standings).values():
-            lines += _lines(those, columns)
-        header = (
-            "Model",
-            "Para-\nmeters",
-            "Steps",
-            "Time\n(s)",
-            "Steps\n/s",
-            "Peak\nGiB",
-            *columns,
-        )
-        return Table(self.title, header, tuple(lines))
+            lines += _lines(those, costs, columns)
+        return Table(self.title, ("Model", "Para-\nmeters", *costs, *columns), tuple(lines))
 
     @property
     def title(self) -> str:
@@ -126,10 +145,13 @@ class Comparison:
             + " Validation, saving and the test are not counted.",
             "Schedule: for every model a linear warm-up, then one cosine to zero over its steps, "
             f"at the learning rate of its recipe: {self._rates()}.",
-            "Time and steps/s: of the updates alone, compilation included.",
+            "Time and steps/s: of the updates alone.",
         ]
         if any(each.compiled for each in self.standings):
-            words.append("Compilation comes on top of the budget.")
+            words.append(
+                "Compilation comes on top of the budget, again whenever a run is resumed. It is "
+                "in the time, not in steps/s, which is the median over the run."
+            )
         if any(each.peak_memory_gib is not None for each in self.standings):
             words.append(
                 "Peak: most memory allocated on the GPU by updates, the data on it included."
@@ -220,13 +242,15 @@ def scores_of(rows: Sequence[Row]) -> tuple[Score, ...]:
     )
 
 
-def _lines(those: list[Standing], columns: list[str]) -> list[tuple[str, ...]]:
+def _lines(
+    those: list[Standing], costs: dict[str, Cost], columns: list[str]
+) -> list[tuple[str, ...]]:
     done = [each for each in those if each.status == "done"]
     first = those[0]
 
-    def mean(read: Callable[[Standing], float | None], form: Callable[[float], str]) -> str:
-        values = [value for each in done if (value := read(each)) is not None]
-        return form(statistics.fmean(values)) if values else NOTHING
+    def mean(cost: Cost) -> str:
+        values = [value for each in done if (value := cost.read(each)) is not None]
+        return cost.form(statistics.fmean(values)) if values else NOTHING
 
     scores = {
         column: [score for each in done for score in each.scores if score.column == column]
@@ -236,10 +260,7 @@ def _lines(those: list[Standing], columns: list[str]) -> list[tuple[str, ...]]:
     line = (
         first.title,
         NOTHING if counted is None else f"{counted:,}",
-        mean(lambda each: each.steps, lambda value: f"{value:,.0f}"),
-        mean(lambda each: each.training_seconds, _short),
-        mean(lambda each: each.steps_per_second, _short),
-        mean(lambda each: each.peak_memory_gib, lambda value: f"{value:.1f}"),
+        *map(mean, costs.values()),
         *(
             found[0].text(statistics.fmean(score.error for score in found)) if found else NOTHING
             for found in scores.values()
@@ -251,18 +272,14 @@ def _lines(those: list[Standing], columns: list[str]) -> list[tuple[str, ...]]:
             found[0].deviation(statistics.stdev(score.error for score in found)) if found else ""
             for found in scores.values()
         )
-        lines.append((SPREAD, "", "", "", "", "", *cells))
+        lines.append((SPREAD, "", *[""] * len(costs), *cells))
     if any(score.paper_error is not None for found in scores.values() for score in found):
         paper = "" if first.paper_parameters is None else f"{first.paper_parameters:,}"
         cells = (found[0].text(found[0].paper_error) if found else "" for found in scores.values())
-        lines.append((PAPER, paper, "", "", "", "", *cells))
+        lines.append((PAPER, paper, *[""] * len(costs), *cells))
     for status in ("failed", "waiting"):
         count = sum(each.status == status for each in those)
         if count:
             word = status if count == len(those) else f"{count} {status}"
             lines.append((f"  {word}", *[""] * (len(line) - 1)))
     return lines
-
-
-def _short(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1_000 else f"{value:,.0f}"

@@ -41,7 +41,7 @@ IMAGE_NOTES = (
     "any guess.",
     "The ImageNet recipes select their weights by the error on the images that they are scored "
     "on, as the paper does. The recipes for one's own images select by images held out of the "
-    "training set.",
+    "training set, unless a run was told to hold none out.",
     "This page holds photographs from the test set. Their licence decides who may see it.",
 )
 

@@ -113,7 +113,14 @@ class ImageClassifier(Classifier):
         draws: PointDraws | None = None,
         record: bool = False,
     ) -> ImageField:
-        """The walk: encode, place anchors, refine. `record` keeps the features of every step."""
+        """Anchors and refined features; `record` also keeps the features of every step."""
+        self.check(images)
+        return self._refine(images, draws, record)
+
+    def _refine(
+        self, images: Float[Tensor, "b 3 h w"], draws: PointDraws | None, record: bool = False
+    ) -> ImageField:
+        """The walk: encode, place anchors, refine."""
         tokens = self.encode(images)  # b n d
         centres = self.fourier(self.config.grid.centres(images)).expand(len(images), -1, -1)
         anchors = self.predict_anchors(torch.cat((tokens, centres), dim=-1), None)
@@ -137,7 +144,7 @@ class ImageClassifier(Classifier):
     def logits(
         self, images: Float[Tensor, "b 3 h w"], draws: PointDraws | None = None
     ) -> Float[Tensor, "b k"]:
-        return self.head(self.represent(images, draws).features)
+        return self.head(self._refine(images, draws).features)
 
     def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
         predictor = self.predict_anchors.predicting()

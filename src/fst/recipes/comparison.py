@@ -71,10 +71,13 @@ def seed_of(recipe: Recipe, number: int) -> int:
     return recipe.training.seed + SEED_STRIDE * (number - 1)
 
 
-def entry(recipe: Recipe, number: int, steps: int, *, compiled: bool) -> Recipe:
-    """A contestant's run: the `number`th seed, and a schedule of this many steps."""
+def entry(recipe: Recipe, number: int, steps: int, rate: float, *, compiled: bool) -> Recipe:
+    """A contestant's run: the `number`th seed, and a schedule of this many steps.
+
+    `rate` is the number of steps a second, as measured.
+    """
     training = replace(
-        spend(recipe.training, steps),
+        spend(recipe.training, steps, rate),
         seed=seed_of(recipe, number),
         compile=compiled,
     )

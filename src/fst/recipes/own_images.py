@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from fst.data import ImageData
-from fst.data.images import find_split
 from fst.evaluation.classification import ClassificationSettings
 from fst.images import CNNViTConfig, ImageClassifierConfig, ImageConfig, ViTConfig
 from fst.recipes.recipe import Recipe
@@ -18,7 +17,6 @@ from fst.training.settings import TrainingSettings
 TASK = "own-images"
 CLASSES = ("class 0", "class 1")
 SIZE, PATCH = (128, 128), 8
-HELD_OUT = 0.05
 PAPER_CLASSES = 1000
 
 
@@ -34,7 +32,7 @@ def _recipe(
         model_name=paper_name,
         model=model,
         # Resized by the paper's ratio of 256 to 224.
-        data=ImageData(image_size=SIZE, resize=146, held_out=500),
+        data=ImageData(image_size=SIZE, resize=146, held_out=None),
         data_folder="",
         training=TrainingSettings(
             objective=CrossEntropy(label_smoothing=0.1),
@@ -96,10 +94,11 @@ def fitted(recipe: Recipe, class_names: tuple[str, ...]) -> Recipe:
 
 
 def with_share_held_out(recipe: Recipe, data: Path) -> Recipe:
-    """The recipe with a twentieth of these training images held out for validation."""
+    """The recipe with the number of images held out, where it leaves that to the data."""
     assert isinstance(recipe.data, ImageData)
-    images = find_split(data, "train")
-    count = max(len(images.class_names), round(HELD_OUT * len(images)))
+    if recipe.data.held_out is not None:
+        return recipe
+    count = recipe.data.count_held_out(data)
     return replace(recipe, data=replace(recipe.data, held_out=count))
 
 

@@ -36,6 +36,16 @@ class Streamed(Protocol):
     def iterate(self, plan: Plan) -> Iterator[Any]: ...
 
 
+def check_batch_size(settings: TrainingSettings, processes: int) -> None:
+    """Raise where a batch has fewer samples than parts."""
+    size, accumulate = settings.batch_size, settings.accumulate
+    if processes * accumulate > size:
+        parts = f" times accumulate {accumulate}" if accumulate > 1 else ""
+        raise TrainingError(
+            f"batch_size must be at least the {processes} processes{parts}, got {size}"
+        )
+
+
 class Batches:
     """Batches by step, each the share of one process.
 
@@ -48,12 +58,8 @@ class Batches:
     ) -> None:
         if len(samples) == 0:
             raise TrainingError("the training split holds no samples")
+        check_batch_size(settings, processes)
         size, accumulate = settings.batch_size, settings.accumulate
-        if processes * accumulate > size:
-            parts = f" times accumulate {accumulate}" if accumulate > 1 else ""
-            raise TrainingError(
-                f"batch_size must be at least the {processes} processes{parts}, got {size}"
-            )
         self.samples = samples
         self.settings = settings
         share = _pieces(slice(0, size), processes)[process]

@@ -14,6 +14,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from decimal import Decimal
 
 import torch
 
@@ -31,7 +32,7 @@ FEWEST_STEPS = 10
 VALIDATIONS = 10
 MOST_WARMUP = 1_000
 # However long the run, no more than this is lost when it is killed.
-MOST_BETWEEN_CHECKPOINTS = 10_000
+MOST_STEPS_UNSAVED, MOST_SECONDS_UNSAVED = 10_000, 300.0
 
 # Updates before the clock starts: compiling, choosing algorithms and recording graphs take three;
 # up to five where they are quick.
@@ -83,7 +84,8 @@ class TimeBudget(Budget):
 
     @property
     def calibration_seconds(self) -> float:  # type: ignore[override]
-        return min(5.0, self.seconds / 4)
+        # A fortieth, but long enough for a measurement, and no long part of a short budget.
+        return min(max(2.0, self.seconds / 40), 5.0, self.seconds / 4)
 
     def steps(self, rate: float) -> int:
         count = round(self.seconds * rate)
@@ -95,7 +97,7 @@ class TimeBudget(Budget):
         return count
 
     def __str__(self) -> str:
-        return f"{self.seconds:g}s"
+        return f"{Decimal(repr(self.seconds)).normalize():f}s"  # every digit, and no exponent
 
 
 def parse_budget(text: str) -> Budget:
@@ -107,16 +109,19 @@ def parse_budget(text: str) -> Budget:
             f"budget must be a time such as 90s, 10m or 2h, or a number of steps such as "
             f"20000steps, got {text!r}"
         )
-    number, unit = float(match[1]), match[2]
+    number, unit = match[1], match[2]
     if unit in _UNITS:
-        return TimeBudget(number * _UNITS[unit])
-    if not number.is_integer():
+        return TimeBudget(float(number) * _UNITS[unit])
+    if not number.isdigit():
         raise ValueError(f"budget must be a whole number of steps, got {text!r}")
     return StepBudget(int(number))
 
 
-def spend(settings: TrainingSettings, steps: int) -> TrainingSettings:
-    """The settings with a schedule of exactly this many steps, validated about ten times."""
+def spend(settings: TrainingSettings, steps: int, rate: float = math.inf) -> TrainingSettings:
+    """The settings with a schedule of exactly this many steps, validated about ten times.
+
+    `rate` is the number of steps a second, and only decides how often the run is saved.
+    """
     if steps < FEWEST_STEPS:
         raise ValueError(f"steps must be at least {FEWEST_STEPS}, got {steps}")
     interval = math.ceil(steps / VALIDATIONS)
@@ -124,7 +129,9 @@ def spend(settings: TrainingSettings, steps: int) -> TrainingSettings:
         settings,
         schedule=WarmupCosine(warmup=min(MOST_WARMUP, steps // 10), maximum=steps),
         validate_every=interval,
-        checkpoint_every=min(interval, MOST_BETWEEN_CHECKPOINTS),
+        checkpoint_every=max(
+            1, int(min(interval, MOST_STEPS_UNSAVED, rate * MOST_SECONDS_UNSAVED))
+        ),
     )
 
 

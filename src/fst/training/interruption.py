@@ -2,17 +2,21 @@
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any, Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Signals closer than this (seconds) are one: `timeout` sends its own twice, for example.
+TWICE_AT_ONCE = 1.0
 
 
 class Interruption:
-    """While active, the first signal sets `requested`; a second one acts as it always did."""
+    """While active, the first signal sets `requested`; a later one acts as it always did."""
 
     def __init__(self) -> None:
         self.requested = False
+        self._since = 0.0
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -28,6 +32,9 @@ class Interruption:
             signal.signal(number, handler)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self.requested = True
-        self.__exit__()
+        del frame
+        if not self.requested:
+            self.requested, self._since = True, time.monotonic()
+        elif time.monotonic() - self._since > TWICE_AT_ONCE:
+            self.__exit__()
+            signal.raise_signal(number)

@@ -1,0 +1,223 @@
+"""Training: steps a second, memory and the wait for the first step; and whether the loss agrees.
+
+Every step goes through `fst.training.trainer.Trainer`: the batch, its queries and the evaluation
+points are drawn, the loss is differentiated, the gradient is clipped, and Adam moves the weights.
+"""
+
+import importlib.util
+import time
+from dataclasses import replace
+
+import torch
+from speed_setting import (
+    SEED,
+    Conclusion,
+    Row,
+    Section,
+    Setting,
+    operator,
+    path,
+    peak_gib,
+    release,
+    samples,
+)
+
+from fst import parameter_count
+from fst.training.loop import build_accelerator
+from fst.training.schedules import WarmupCosine
+from fst.training.settings import TrainingSettings
+from fst.training.trainer import Trainer
+
+# Steps after which compiled code is compiled, recorded and replayed.
+WARMUP = 10
+# A relative change of a weight that rounding to bfloat16 may make or undo.
+ROUNDING = 2.0**-9
+
+
+def trainer(
+    name: str, setting: Setting, settings: TrainingSettings, count: int, perturbed: bool = False
+) -> Trainer:
+    """A model in training on synthetic samples; FNO is supervised on the whole grid."""
+    config, device = setting.sizes.configs()[name], setting.device
+    data = samples(setting.sizes, count, device, whole=name == "fno")
+    network = operator(config, device)
+    if perturbed:
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.mul_(1 + ROUNDING * (2 * torch.rand_like(parameter) - 1))
+    if name == "fno":
+        settings = replace(settings, queries=None)
+    return Trainer(network, data, data, settings, build_accelerator(settings, device))
+
+
+def training_settings(setting: Setting, *, compiled: bool, steps: int) -> TrainingSettings:
+    sizes = setting.sizes
+    return TrainingSettings(
+        schedule=WarmupCosine(warmup=max(1, steps // 10), maximum=steps),
+        clip=1.0,
+        batch_size=sizes.batch,
+        queries=sizes.queries,
+        precision="bf16" if setting.cuda else "fp32",
+        compile=compiled,
+        compile_mode="reduce-overhead",
+    )
+
+
+def advance(training: Trainer, steps: int) -> float:
+    """Seconds that so many updates take, the losses read as often as in a run."""
+    start = time.perf_counter()
+    for number in range(1, steps + 1):
+        training.update()
+        if number % training.settings.log_every == 0:
+            training.read()
+    training.read()
+    return time.perf_counter() - start
+
+
+class Training(Section):
+    """Steps a second of every model; `plain` is ours with PyTorch's operations only."""
+
+    name = "training"
+    columns = (
+        "entry", "parameters", "steps_per_second", "ms", "peak_gib", "first_step_seconds",
+        "ready_seconds",
+    )  # fmt: skip
+
+    def entries(self, setting: Setting) -> list[str]:
+        ways = ("compiled", "eager") if setting.compiled else ("eager",)
+        paths = ("fast", "plain")
+        ours = [f"fst, {each}, {way}" for each in paths for way in ways]
+        others = [name for name in setting.sizes.configs() if name != "fst"]
+        if importlib.util.find_spec("neuralop") is None:
+            others.remove("fno")
+        return ours + [f"{name}, {way}" for name in others for way in reversed(ways)]
+
+    def measure(self, entry: str, setting: Setting) -> Row:
+        name, *middle, way = entry.split(", ")
+        settings = training_settings(setting, compiled=way == "compiled", steps=100_000)
+        release(setting.device)
+        with path(middle[0] if middle else "fast"):
+            start = time.perf_counter()
+            training = trainer(name, setting, settings, setting.sizes.samples)
+            advance(training, 1)
+            first = time.perf_counter() - start
+            warmup = WARMUP if setting.sizes.seconds else 1
+            pace = advance(training, warmup) / warmup
+            ready = time.perf_counter() - start
+            if way == "compiled":  # the warm-up was slower than what follows
+                pace = advance(training, 3) / 3
+            steps = min(400, max(3, int(setting.sizes.seconds / pace)))
+            seconds = advance(training, steps)
+        batch = next(training.batches.at(1))
+        return {
+            "model": name,
+            "path": middle[0] if middle else None,
+            "way": way,
+            "precision": settings.precision,
+            "parameters": parameter_count(training.model),
+            "batch": settings.batch_size,
+            "observations": batch.observations.positions.shape[1],
+            "queries": batch.queries.shape[1],
+            "steps": steps,
+            "steps_per_second": steps / seconds,
+            "ms": 1e3 * seconds / steps,
+            # Of everything since the data were made: replayed graphs allocate nothing later.
+            "peak_gib": peak_gib(setting.device),
+            "reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if setting.cuda else None,
+            "first_step_seconds": first,
+            "ready_seconds": ready,
+        }
+
+    def conclude(self, rows: list[Row], earlier: dict[str, list[Row]]) -> Conclusion:
+        found = [row for row in rows if row["model"] == "fst"]
+        by_path = {
+            each: max((row["steps_per_second"] for row in found if row["path"] == each), default=0)
+            for each in ("fast", "plain")
+        }
+        if not all(by_path.values()):
+            return Conclusion()
+        line = f"the fast path trains {by_path['fast'] / by_path['plain']:.2f} times as fast as"
+        return Conclusion(lines=[f"{line} the plain one, each at its best"])
+
+
+class Agreement(Section):
+    """The loss with and without the fast path, from the same weights, samples and draws.
+
+    What to expect of two runs that differ in rounding only: a plain run whose first weights are
+    moved by at most a rounding of bfloat16. What to expect of two unrelated runs: another seed.
+    """
+
+    name = "agreement"
+    columns = ("entry", "steps", "first_loss", "last_loss", "seconds")
+
+    def entries(self, setting: Setting) -> list[str]:
+        return ["fast", "plain", "plain, weights moved by rounding", "fast, another seed"]
+
+    def measure(self, entry: str, setting: Setting) -> Row:
+        settings = training_settings(setting, compiled=setting.compiled, steps=setting.steps)
+        if "seed" in entry:
+            settings = replace(settings, seed=SEED + 1)
+        release(setting.device)
+        with path(entry.split(",")[0]):
+            training = trainer(
+                "fst", setting, settings, setting.sizes.agreement_samples, "moved" in entry
+            )
+            seconds = advance(training, setting.steps)
+        losses = [loss for loss, _ in training.progression.pending]
+        return {
+            "precision": settings.precision,
+            "compiled": settings.compile,
+            "steps": setting.steps,
+            "seconds": seconds,
+            "first_loss": losses[0],
+            "last_loss": sum(losses[-smoothing(losses) :]) / smoothing(losses),
+            "losses": losses,
+        }
+
+    def conclude(self, rows: list[Row], earlier: dict[str, list[Row]]) -> Conclusion:
+        curves = {row["entry"]: row["losses"] for row in rows}
+        if "plain" not in curves:
+            return Conclusion()
+        compared = [
+            {"entry": f"{name} against plain", **difference(curve, curves["plain"])}
+            for name, curve in curves.items()
+            if name != "plain"
+        ]
+        return Conclusion(compared, _verdict(compared))
+
+
+def smoothing(losses: list[float]) -> int:
+    """How many steps a smoothed loss averages."""
+    return max(1, min(100, len(losses) // 5))
+
+
+def difference(curve: list[float], other: list[float]) -> Row:
+    """How far two loss curves are apart, relative to the second: means over windows of steps."""
+    width = smoothing(other)
+    windows = len(other) // width
+    shape = (windows, width)
+    ours, theirs = (
+        torch.tensor(losses, dtype=torch.float64)[: windows * width].view(shape).mean(dim=1)
+        for losses in (curve, other)
+    )
+    apart = (ours - theirs) / theirs
+    return {
+        "first_step": abs(curve[0] - other[0]) / other[0],
+        "largest": apart.abs().max().item(),
+        "root_mean_square": apart.square().mean().sqrt().item(),
+        "mean": apart.mean().item(),
+        "last": apart[-1].item(),
+        "window": width,
+    }
+
+
+def _verdict(compared: list[Row]) -> list[str]:
+    found = {row["entry"].removesuffix(" against plain"): row for row in compared}
+    ours, noise = found.get("fast"), found.get("plain, weights moved by rounding")
+    if ours is None or noise is None:
+        return []
+    return [
+        f"smoothed over {ours['window']} steps, the losses of the fast and the plain path differ "
+        f"by at most {ours['largest']:.2%}; moving the first weights by rounding alone changes "
+        f"the plain loss by at most {noise['largest']:.2%}"
+    ]

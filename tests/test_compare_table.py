@@ -1,0 +1,96 @@
+"""The table of a comparison, its tasks, and mistakes on its command line."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fst.cli import USER_ERROR, main
+from fst.evaluation.comparison import Comparison, Score, Standing
+from fst.recipes import find
+from fst.recipes.comparison import models_of, tasks
+from fst.recipes.paper import BURGERS_GRIDS
+
+TASK = "burgers-single"
+DONE = Standing(
+    model="perceiver-io",
+    title="Perceiver IO",
+    number=1,
+    seed=7,
+    status="done",
+    run="perceiver-io-seed1",
+    learning_rate=3e-4,
+    predictor_learning_rate=None,
+    parameters=2_936_881,
+    paper_parameters=2_936_881,
+    steps=24_000,
+    training_seconds=120.4,
+    steps_per_second=200.0,
+    peak_memory_gib=51.7,
+)
+
+
+def test_the_table_fits_a_terminal_and_no_number_is_cut():
+    """Four grids at the sizes of the paper take 80 columns; a narrower terminal wraps lines."""
+    scores = [Score("relative_l2", grid, 84, 0.123456, 0.25) for grid in BURGERS_GRIDS]
+    standing = replace(DONE, scores=tuple(scores))
+    comparison = Comparison(TASK, "2 minutes", (standing,), {}, {})
+    for width in (80, 40):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(comparison.terminal(), crop=False)
+        text = console.export_text()
+        assert "2,936,881 24,000 120.4 200.0 51.7 0.12346 0.12346 0.12346  0.12346" in text
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_classifiers_have_a_column_for_images():
+    score = Score("top1_error", None, 9, 0.25, None)
+    standing = replace(DONE, scores=(score,), images_per_second=1234.5)
+    header, line = (
+        Comparison("imagenet", "2 minutes", (standing,), {}, {}).table().header,
+        Comparison("imagenet", "2 minutes", (standing,), {}, {}).table().lines[0],
+    )
+    assert dict(zip(header, line, strict=True))["Images\n/s"] == "1,234"
+    assert dict(zip(header, line, strict=True))["Top-1"] == "75.00"
+    plain = replace(standing, images_per_second=None)
+    assert "Images\n/s" not in Comparison("t", "1 minutes", (plain,), {}, {}).table().header
+
+
+def test_tasks_are_those_of_the_recipes():
+    known = tasks()
+    assert list(known[TASK]) == ["fst", "fno", "perceiver-io", "transolver", "deeponet"]
+    assert models_of("darcy", ("fno", "fst", "fno")) == {"fno": "darcy/fno", "fst": "darcy/fst"}
+    for models in known.values():
+        assert len({type(find(name).data) for name in models.values()}) == 1
+        assert len({find(name).evaluation.__class__ for name in models.values()}) == 1
+
+
+MISTAKES = {
+    "task": (["darci", "--budget", "1m"], "unknown task 'darci': did you mean darcy?"),
+    "model": (
+        ["darcy", "--budget", "1m", "--models", "fts"],
+        "darcy has no model 'fts'; it has fst",
+    ),
+    "budget": (["darcy", "--budget", "soon"], "budget must be a time such as 90s"),
+    "seeds": (["darcy", "--budget", "1m", "--seeds", "0"], "seeds must be at least 1"),
+    "file": (["darcy", "--budget", "1m", "--out", "file"], "file is a file, expected a folder"),
+    "taken": (["darcy", "--budget", "1m", "--out", "taken"], "taken already holds files"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_clear_line(capsys, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("taken").mkdir()
+    Path("taken/thesis.txt").write_text("precious")
+    words, message = MISTAKES[name]
+    out = [] if "--out" in words else ["--out", "new"]
+    assert main(["compare", *words, *out, "--device", "cpu"]) == USER_ERROR
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert not Path("new").exists()
+    assert [path.name for path in Path("taken").iterdir()] == ["thesis.txt"]
