@@ -1,20 +1,22 @@
 """What the sections of `speed.py` share: sizes, models, synthetic data, precision and the clock."""
 
 import gc
+import importlib.util
 import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from speed_sizes import Config, Sizes
 from torch import Tensor
 
 from fst import FunctionSpaceConfig, FunctionSpaceTransformer, Observations, kernels, model
-from fst.baselines import DeepONetConfig, FNOConfig, PerceiverIOConfig, TransolverConfig, build
+from fst.baselines import build
 from fst.data.samples import BurgersSamples
 from fst.data.views import (
     boundary_observation_indices,
@@ -25,107 +27,9 @@ from fst.data.views import (
 from fst.operators import Operator
 
 Row = dict[str, Any]
-Config = FunctionSpaceConfig | FNOConfig | PerceiverIOConfig | TransolverConfig | DeepONetConfig
 
 SEED = 2026091311
 MODES = 4
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How large everything is; the defaults are the paper's single-viscosity Burgers."""
-
-    name: str = "paper"
-    grid: tuple[int, int] = (201, 1024)
-    supervision: tuple[int, int] = (100, 100)
-    batch: int = 48
-    queries: int = 2_500
-    fst: FunctionSpaceConfig = field(default_factory=FunctionSpaceConfig)
-    fno: FNOConfig = field(default_factory=FNOConfig)
-    perceiver_io: PerceiverIOConfig = field(default_factory=PerceiverIOConfig)
-    transolver: TransolverConfig = field(default_factory=TransolverConfig)
-    deeponet: DeepONetConfig = field(default_factory=DeepONetConfig)
-    many_queries: int = 10_000_000
-    local: FunctionSpaceConfig = field(default_factory=FunctionSpaceConfig)
-    """Of the field whose local blends are measured."""
-    local_queries: int | None = None
-    """How many random queries the local blends answer; None takes the whole grid."""
-    samples: int = 192
-    agreement_samples: int = 2_000
-    agreement_steps: int = 2_000
-    growth: tuple[int, ...] = (1, 2, 4)
-    seconds: float = 5.0
-    """How long one thing is measured for, about."""
-    matrix: int = 8_192
-    copied: int = 2**31
-
-    def configs(self) -> dict[str, Config]:
-        """Every model, fitted to the grid."""
-        observed = len(boundary_observation_indices(*self.grid))
-        return {
-            "fst": self.fst,
-            "perceiver-io": self.perceiver_io,
-            "transolver": self.transolver,
-            "deeponet": replace(self.deeponet, observations=observed),
-            "fno": replace(self.fno, grid=self.grid),
-        }
-
-
-PAPER = Sizes()
-# A CPU: the widths stay, everything else shrinks; the local blends keep the paper's anchors.
-REDUCED = Sizes(
-    name="reduced",
-    grid=(33, 64),
-    supervision=(32, 32),
-    batch=2,
-    queries=256,
-    fst=FunctionSpaceConfig(
-        rows=(16,), anchors_per_row=16, points_from_anchors=64, points_from_sobol=64
-    ),
-    many_queries=20_000,
-    local_queries=20_000,
-    samples=8,
-    agreement_samples=16,
-    agreement_steps=20,
-    seconds=0.8,
-    matrix=1_024,
-    copied=2**27,
-)
-_TINY = FunctionSpaceConfig(
-    width=16,
-    heads=2,
-    fourier_bands=4,
-    rows=(4,),
-    anchors_per_row=8,
-    predictor_width=8,
-    predictor_heads=2,
-    predictor_blocks=1,
-    refinement_steps=2,
-    points_from_anchors=8,
-    points_from_sobol=8,
-)
-# Proves that everything runs; its numbers mean nothing.
-QUICK = replace(
-    REDUCED,
-    name="quick",
-    grid=(9, 16),
-    supervision=(8, 8),
-    queries=32,
-    fst=_TINY,
-    fno=FNOConfig(width=4, layers=1, modes=(4, 4)),
-    perceiver_io=PerceiverIOConfig(width=16, heads=2, latents=8, layers=1, fourier_bands=4),
-    transolver=TransolverConfig(width=16, layers=1, heads=2, slices=4),
-    deeponet=DeepONetConfig(branch=(16, 16), trunk=(16, 16)),
-    many_queries=400,
-    local=_TINY,
-    local_queries=256,
-    samples=4,
-    agreement_samples=4,
-    agreement_steps=4,
-    seconds=0.0,
-    matrix=64,
-    copied=2**16,
-)
 
 
 @dataclass(frozen=True)
@@ -163,11 +67,15 @@ class Section(ABC):
 
     name: ClassVar[str]
     columns: ClassVar[tuple[str, ...]]
-    isolated: ClassVar[bool] = True
-    """Whether every entry deserves a process of its own: fresh compiler, fresh memory."""
+    forgetful: ClassVar[bool] = False
+    """Whether a process of its own also does without what compilers keep on the disk."""
 
     @abstractmethod
     def entries(self, setting: Setting) -> list[str]: ...
+
+    def alone(self, entry: str) -> bool:
+        """Whether an entry deserves a process of its own: a fresh compiler and fresh memory."""
+        return "compiled" in entry
 
     @abstractmethod
     def measure(self, entry: str, setting: Setting) -> Row: ...
@@ -176,6 +84,14 @@ class Section(ABC):
         """From the rows without an error, and those of the sections before."""
         del rows, earlier
         return Conclusion()
+
+
+def models(setting: Setting) -> dict[str, Config]:
+    """Every model that can be built here."""
+    configs = setting.sizes.configs()
+    if importlib.util.find_spec("neuralop") is None:
+        del configs["fno"]
+    return configs
 
 
 def operator(config: Config, device: torch.device) -> Operator:
@@ -257,10 +173,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def release(device: torch.device) -> None:
-    """Free what the last entry held, and begin to look for the peak anew."""
-    gc.collect()
-    torch.compiler.reset()
+    """Free what the last entry held on a GPU, and begin to look for the peak anew."""
     if device.type == "cuda":
+        gc.collect()
+        torch.compiler.reset()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
@@ -303,5 +219,6 @@ def clock(
         "ms": statistics.median(host),
         "least_ms": min(host),
         "device_ms": statistics.median(on_device) if on_device else None,
+        "least_device_ms": min(on_device) if on_device else None,
         "calls": len(host),
     }

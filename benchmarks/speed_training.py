@@ -4,7 +4,6 @@ Every step goes through `fst.training.trainer.Trainer`: the batch, its queries a
 points are drawn, the loss is differentiated, the gradient is clipped, and Adam moves the weights.
 """
 
-import importlib.util
 import time
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from speed_setting import (
     Row,
     Section,
     Setting,
+    models,
     operator,
     path,
     peak_gib,
@@ -30,6 +30,8 @@ from fst.training.trainer import Trainer
 
 # Steps after which compiled code is compiled, recorded and replayed.
 WARMUP = 10
+# How many times as long training is measured as a prediction.
+LONGER = 3
 # A relative change of a weight that rounding to bfloat16 may make or undo.
 ROUNDING = 2.0**-9
 
@@ -78,6 +80,7 @@ class Training(Section):
     """Steps a second of every model; `plain` is ours with PyTorch's operations only."""
 
     name = "training"
+    forgetful = True
     columns = (
         "entry", "parameters", "steps_per_second", "ms", "peak_gib", "first_step_seconds",
         "ready_seconds",
@@ -87,10 +90,11 @@ class Training(Section):
         ways = ("compiled", "eager") if setting.compiled else ("eager",)
         paths = ("fast", "plain")
         ours = [f"fst, {each}, {way}" for each in paths for way in ways]
-        others = [name for name in setting.sizes.configs() if name != "fst"]
-        if importlib.util.find_spec("neuralop") is None:
-            others.remove("fno")
+        others = [name for name in models(setting) if name != "fst"]
         return ours + [f"{name}, {way}" for name in others for way in reversed(ways)]
+
+    def alone(self, entry: str) -> bool:
+        return True
 
     def measure(self, entry: str, setting: Setting) -> Row:
         name, *middle, way = entry.split(", ")
@@ -101,12 +105,12 @@ class Training(Section):
             training = trainer(name, setting, settings, setting.sizes.samples)
             advance(training, 1)
             first = time.perf_counter() - start
-            warmup = WARMUP if setting.sizes.seconds else 1
+            warmup = WARMUP if way == "compiled" else 2
             pace = advance(training, warmup) / warmup
             ready = time.perf_counter() - start
             if way == "compiled":  # the warm-up was slower than what follows
                 pace = advance(training, 3) / 3
-            steps = min(400, max(3, int(setting.sizes.seconds / pace)))
+            steps = min(400, max(3, int(LONGER * setting.sizes.seconds / pace)))
             seconds = advance(training, steps)
         batch = next(training.batches.at(1))
         return {
@@ -121,7 +125,7 @@ class Training(Section):
             "steps": steps,
             "steps_per_second": steps / seconds,
             "ms": 1e3 * seconds / steps,
-            # Of everything since the data were made: replayed graphs allocate nothing later.
+            # Compilation included: replayed graphs allocate nothing that could be seen later.
             "peak_gib": peak_gib(setting.device),
             "reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if setting.cuda else None,
             "first_step_seconds": first,
@@ -152,6 +156,9 @@ class Agreement(Section):
 
     def entries(self, setting: Setting) -> list[str]:
         return ["fast", "plain", "plain, weights moved by rounding", "fast, another seed"]
+
+    def alone(self, entry: str) -> bool:
+        return True
 
     def measure(self, entry: str, setting: Setting) -> Row:
         settings = training_settings(setting, compiled=setting.compiled, steps=setting.steps)

@@ -1,0 +1,273 @@
+"""How fast everything is: one command, one table.
+
+    python benchmarks/speed.py --device cuda --out speed.json
+    python benchmarks/speed.py --device cuda --sections training roofline --limit 540 --out a.json
+    python benchmarks/speed.py --device cuda --sections local --run runs/fast/best --out b.json
+    python benchmarks/speed.py --device cpu --quick
+
+On a GPU the sizes are the paper's (single-viscosity Burgers) and training runs in BF16; on a CPU
+everything but the widths is reduced and runs in FP32. Values are waves made up on the spot: time
+and memory do not depend on them. On a GPU, whatever trains or compiles runs in a process of its
+own, and training without compiler caches, so that the wait for the first step and the peak of the
+memory are those of a fresh start. Rows are written as they come: a killed run keeps what it has.
+
+`fast` is what users get, `plain` the same with PyTorch's operations only (`fst.kernels.reference`).
+On a CPU training is the same code in both.
+
+Needs what `fst` imports, and neuraloperator for FNO; PYTHONPATH=src does where the package is not
+installed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from speed_growth import Growth
+from speed_local import Local
+from speed_prediction import Decoding, Prediction
+from speed_roofline import Roofline
+from speed_setting import Row, Section, Setting
+from speed_sizes import PAPER, QUICK, REDUCED
+from speed_training import Agreement, Training
+
+from fst.pretrained import to_json, write_atomically
+from fst.training.environment import describe
+
+# In the order of measurement: the roofline looks at the rows before it.
+SECTIONS: dict[str, Section] = {
+    section.name: section
+    for section in (
+        Training(),
+        Prediction(),
+        Decoding(),
+        Local(),
+        Growth(),
+        Roofline(),
+        Agreement(),
+    )
+}
+# Wide enough for every table, whatever the terminal: results are often read in a log.
+console = Console(width=160, soft_wrap=True, highlight=False)
+
+
+class Results:
+    """Rows by section, in a file that is always complete."""
+
+    def __init__(self, setting: Setting, file: Path | None) -> None:
+        self.file = file
+        self.rows: dict[str, list[Row]] = {}
+        self.conclusions: dict[str, Row] = {}
+        environment = describe()
+        # Files by their names alone, as the program: where they lie is nobody's business.
+        environment["command"] = [Path(each).name for each in environment["command"]]
+        self.heading: Row = {"environment": environment, "setting": _plain(setting)}
+        self.finished = False
+
+    def good(self) -> dict[str, list[Row]]:
+        """The rows that hold a measurement."""
+        return {name: [row for row in rows if not row["error"]] for name, rows in self.rows.items()}
+
+    def write(self) -> None:
+        if self.file is None:
+            return
+        content = {
+            **self.heading,
+            "finished": self.finished,
+            "sections": self.rows,
+            "conclusions": self.conclusions,
+        }
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.file, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _plain(setting: Setting) -> Row:
+    values = asdict(replace(setting, run=None))
+    values["sizes"] = to_json(setting.sizes)
+    name = None if setting.run is None else setting.run.name
+    return {**values, "device": str(setting.device), "run": name}
+
+
+def measured(section: Section, entry: str, setting: Setting) -> Row:
+    """One row, or why there is none: the others' rows must not be lost."""
+    try:
+        return {"entry": entry, "error": None, **section.measure(entry, setting)}
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        return {"entry": entry, "error": reason}
+
+
+def in_a_child(section: Section, entry: str, arguments: list[str], seconds: float | None) -> Row:
+    """The same in a fresh process."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "row.json"
+        environment = dict(os.environ)
+        if section.forgetful:
+            environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
+            environment["TRITON_CACHE_DIR"] = str(Path(folder) / "triton")
+        command = [sys.executable, __file__, *arguments, "--entry", section.name, entry, str(file)]
+        try:
+            done = subprocess.run(
+                command, env=environment, timeout=seconds, capture_output=True, text=True
+            )
+        except subprocess.TimeoutExpired:
+            return {"entry": entry, "error": "stopped: the time given by --limit is over"}
+        row = json.loads(file.read_text()) if file.exists() else None
+        if row is None or row["error"]:
+            sys.stderr.write(done.stderr)
+        if row is None:
+            last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
+            return {"entry": entry, "error": f"ended with status {done.returncode}: {last}"}
+        return row
+
+
+def run(names: list[str], setting: Setting, results: Results, isolate: bool, options: Any) -> None:
+    """Measure, write and show section by section."""
+    begun = time.monotonic()
+
+    def left() -> float | None:
+        return None if options.limit is None else options.limit - (time.monotonic() - begun)
+
+    for name in names:
+        section, rows = SECTIONS[name], results.rows.setdefault(name, [])
+        for entry in section.entries(setting):
+            if options.only and not any(text in entry for text in options.only):
+                continue
+            remaining = left()
+            if remaining is not None and remaining <= 0:
+                rows.append(
+                    {"entry": entry, "error": "left out: the time given by --limit is over"}
+                )
+                continue
+            start = time.monotonic()
+            if isolate and section.alone(entry):
+                row = in_a_child(section, entry, options.given, remaining)
+            else:
+                row = measured(section, entry, setting)
+            rows.append({**row, "took_seconds": round(time.monotonic() - start, 1)})
+            console.print(f"{name}: {_sentence(section, rows[-1])}", markup=False)
+            results.write()
+        good = results.good()
+        conclusion = section.conclude(good[name], good)
+        results.conclusions[name] = {"rows": conclusion.rows, "lines": conclusion.lines}
+        results.write()
+    results.finished = not any(row["error"] for rows in results.rows.values() for row in rows)
+    results.write()
+
+
+def _sentence(section: Section, row: Row) -> str:
+    """A row while it goes."""
+    if row["error"]:
+        return f"{row['entry']}: {row['error']}"
+    shown = [f"{name} {_number(row.get(name))}" for name in section.columns[1:] if row.get(name)]
+    return f"{row['entry']}: {', '.join(shown)}"
+
+
+def _number(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def show(results: Results) -> None:
+    """Every section as a table, and what follows from it."""
+    for name, rows in results.rows.items():
+        console.print()
+        console.print(_table(name, SECTIONS[name].columns, results.good()[name]))
+        for row in rows:
+            if row["error"]:
+                console.print(f"- {row['entry']}: {row['error']}", markup=False)
+        conclusion = results.conclusions.get(name, {"rows": [], "lines": []})
+        if conclusion["rows"]:
+            columns = tuple(dict.fromkeys(key for row in conclusion["rows"] for key in row))
+            console.print(_table(f"{name}, in short", columns, conclusion["rows"]))
+        for line in conclusion["lines"]:
+            console.print(f"- {line}", markup=False)
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[Row]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.MARKDOWN)
+    for number, column in enumerate(columns):
+        table.add_column(column.replace("_", " "), justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*(_number(row.get(column)) for column in columns))
+    return table
+
+
+def parse_arguments(given: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    available = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=["cuda", "cpu"], default=available)
+    parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="entries with one of these")
+    parser.add_argument("--quick", action="store_true", help="tiny: proves that everything runs")
+    parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    parser.add_argument("--limit", type=float, help="seconds after which nothing new begins")
+    parser.add_argument("--run", type=Path, help="folder of a trained FST, for the local blends")
+    parser.add_argument("--steps", type=int, help="of the agreement")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="measure compiled models too; by default on a GPU only",
+    )
+    parser.add_argument(
+        "--isolate",
+        action=argparse.BooleanOptionalAction,
+        help="a process for each entry that trains or compiles; by default on a GPU only",
+    )
+    parser.add_argument("--entry", nargs=3, help=argparse.SUPPRESS)  # what a child measures
+    options = parser.parse_args(given)
+    if options.steps is not None and options.steps < 2:
+        parser.error(f"--steps must be at least 2, got {options.steps}")
+    if options.limit is not None and options.limit <= 0:
+        parser.error(f"--limit must be above 0, got {options.limit}")
+    return options
+
+
+def setting_from(options: argparse.Namespace) -> Setting:
+    cuda = options.device == "cuda"
+    sizes = QUICK if options.quick else PAPER if cuda else REDUCED
+    return Setting(
+        device=torch.device(options.device),
+        sizes=sizes,
+        compiled=cuda if options.compile is None else options.compile,
+        steps=options.steps or sizes.agreement_steps,
+        run=options.run,
+    )
+
+
+def main(given: list[str] | None = None) -> Results | None:
+    options = parse_arguments(sys.argv[1:] if given is None else given)
+    options.given = sys.argv[1:] if given is None else given
+    setting = setting_from(options)
+    if options.entry is not None:
+        name, entry, file = options.entry
+        Path(file).write_text(json.dumps(measured(SECTIONS[name], entry, setting)))
+        return None
+    results = Results(setting, options.out)
+    console.print(f"{setting.sizes.name} sizes on {results.heading['environment']['hardware']}")
+    isolate = setting.cuda if options.isolate is None else options.isolate
+    names = [name for name in SECTIONS if name in options.sections]
+    run(names, setting, results, isolate, options)
+    show(results)
+    return results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Local blends against the full one, at the same queries of the same field in the same run.
+
+Blends alone: the k nearest anchors, and all anchors that weigh more than rounding. Then the whole
+field, where the decoder's MLPs come on top. How many anchors matter depends on the length scales,
+so a trained field says more than an untrained one, all of whose scales are at their initial value.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+from speed_setting import (
+    Conclusion,
+    Row,
+    Section,
+    Setting,
+    clock,
+    field_model,
+    grid_queries,
+    observations,
+    path,
+    peak_gib,
+    precision,
+    release,
+)
+from torch import Tensor
+
+import fst
+from fst.blending import field_at
+from fst.local import weighty_blend
+from fst.rbf import blend, rbf_weights
+from fst.types import product_dtype
+
+NEIGHBORS = 16
+# Queries at once where a blend is made piece by piece: a CPU's cache is small.
+PIECE = {"cpu": 2**10, "cuda": 2**15}
+FULL, PIECEWISE, DENSE = "full blend", "full blend, in pieces", "full blend, plain"
+NEAREST, WEIGHTY = "k nearest", "by weight"
+MLPS, WHOLE, WHOLE_NEAREST = "decoder's MLPs", "field(queries)", "field(queries, neighbors=k)"
+WHOLE_PLAIN = "field, plain, in one piece"
+
+
+class Local(Section):
+    """Milliseconds of each blend, compared with the faster of the full ones.
+
+    `times plain` compares with PyTorch's operations on everything at once.
+    """
+
+    name = "local"
+    columns = ("entry", "queries", "ms", "times_as_fast", "times_plain", "difference", "peak_gib")
+
+    def entries(self, setting: Setting) -> list[str]:
+        kinds = (FULL, PIECEWISE, DENSE, NEAREST, WEIGHTY, MLPS, WHOLE, WHOLE_PLAIN, WHOLE_NEAREST)
+        return [f"{number}, {kind}" for number in setting.precisions for kind in kinds]
+
+    @torch.no_grad()
+    def measure(self, entry: str, setting: Setting) -> Row:
+        number, kind = entry.split(", ", 1)
+        release(setting.device)
+        field, queries = prepared(setting, number)
+        with precision(number, setting.device):
+            call = calls(field, queries)[kind]
+            exact = calls(field, queries)[DENSE]() if kind in (FULL, PIECEWISE, WEIGHTY) else None
+            difference = None
+            if exact is not None:
+                difference = ((call() - exact).norm() / exact.norm()).item()
+                del exact
+            release(setting.device)
+            times = clock(call, setting)
+        scales = field.anchors.length_scales
+        return {
+            "precision": number,
+            "kind": kind,
+            "queries": queries.shape[1],
+            "anchors": scales.shape[1],
+            "neighbors": NEIGHBORS if kind in (NEAREST, WHOLE_NEAREST) else None,
+            "trained": setting.run is not None,
+            "length_scales": [scales.min().item(), scales.median().item(), scales.max().item()],
+            **times,
+            "difference": difference,
+            "peak_gib": peak_gib(setting.device),
+        }
+
+    def conclude(self, rows: list[Row], earlier: dict[str, list[Row]]) -> Conclusion:
+        lines = []
+        for number in dict.fromkeys(row["precision"] for row in rows):
+            found = {row["kind"]: row for row in rows if row["precision"] == number}
+            compare(found, (FULL, PIECEWISE), (FULL, PIECEWISE, DENSE, NEAREST, WEIGHTY))
+            compare(found, (WHOLE,), (WHOLE, WHOLE_PLAIN, WHOLE_NEAREST))
+            compare(found, (DENSE,), (FULL, PIECEWISE, NEAREST, WEIGHTY), "times_plain")
+            compare(found, (WHOLE_PLAIN,), (WHOLE, WHOLE_NEAREST), "times_plain")
+            lines += [
+                f"{number}: with '{kind}' the decoder's MLPs take {share:.0%} of the time"
+                for kind in (FULL, NEAREST, WEIGHTY)
+                if (share := mlp_share(found, kind)) is not None
+            ]
+        if rows:
+            least, median, most = rows[0]["length_scales"]
+            source = "a trained field" if rows[0]["trained"] else "an untrained field"
+            lines.append(f"{source}: length scales {least:.3g}, {median:.3g}, {most:.3g} "
+                         "(least, median, most)")  # fmt: skip
+        return Conclusion(lines=lines)
+
+
+def compare(
+    found: dict[str, Row],
+    with_: tuple[str, ...],
+    kinds: tuple[str, ...],
+    column: str = "times_as_fast",
+) -> None:
+    """Note in the rows how many times as fast each kind is as the fastest of `with_`."""
+    times = [found[kind]["ms"] for kind in with_ if kind in found]
+    for kind in kinds:
+        if times and kind in found:
+            found[kind][column] = min(times) / found[kind]["ms"]
+
+
+def mlp_share(found: dict[str, Row], kind: str) -> float | None:
+    """The MLPs' part of a decoding with this blend."""
+    if MLPS not in found or kind not in found:
+        return None
+    return found[MLPS]["ms"] / (found[MLPS]["ms"] + found[kind]["ms"])
+
+
+@cache
+def prepared(setting: Setting, number: str) -> tuple[fst.Field, Tensor]:
+    """One field and the queries, the same for every entry."""
+    device, wanted = setting.device, setting.sizes.local_queries
+    with torch.no_grad(), precision(number, device):
+        field = field_model(setting)(observations(setting.sizes, 1, device))
+    if wanted is None:
+        return field, grid_queries(setting.sizes, device)
+    generator = torch.Generator(device).manual_seed(0)
+    return field, torch.rand(1, wanted, 2, generator=generator, device=device)
+
+
+def calls(field: fst.Field, queries: Tensor) -> dict[str, Callable[[], Tensor]]:
+    anchors = field.unit_anchors
+    # One dtype for the blends that check it; the precision still decides that of the products.
+    features = field.features.to(anchors.positions.dtype)
+    given = (queries, anchors.positions, anchors.length_scales, features)
+
+    size = PIECE.get(queries.device.type, PIECE["cuda"])
+    blended = features.new_zeros(
+        *queries.shape[:2], features.shape[2], dtype=product_dtype(features)
+    )
+
+    def pieces() -> Tensor:
+        parts = queries.split(size, dim=1)
+        return torch.cat([field_at(part, *given[1:]) for part in parts], dim=1)
+
+    def dense() -> Tensor:
+        return blend(rbf_weights(queries, anchors.positions, anchors.length_scales), features)
+
+    def plain() -> Tensor:
+        with path("plain"):
+            return field.decode(queries)
+
+    def decoder() -> Tensor:
+        at_once = size if queries.device.type == "cpu" else queries.shape[1]
+        pairs = zip(blended.split(at_once, 1), queries.split(at_once, 1), strict=True)
+        return torch.cat([field.decoder(*pair, field.condition) for pair in pairs], dim=1)
+
+    return {
+        FULL: partial(field_at, *given),
+        PIECEWISE: pieces,
+        DENSE: dense,
+        NEAREST: partial(fst.rbf_blend, *given, neighbors=NEIGHBORS),
+        WEIGHTY: partial(weighty_blend, *given),
+        MLPS: decoder,
+        WHOLE: partial(field, queries),
+        WHOLE_PLAIN: plain,
+        WHOLE_NEAREST: partial(field, queries, neighbors=NEIGHBORS),
+    }

@@ -1,0 +1,154 @@
+"""The benchmark command runs, writes what it says and fits what it should. No timing is judged."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
+# Not FNO, which takes seconds to import.
+CHOSEN = ["fst", "transolver", "fast", "plain", "full", "weight", "MLPs", "field", "×"]
+CHOSEN += ["matrix", "copy", "step", "seed"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules() -> object:
+    sys.path.insert(0, BENCHMARKS)
+    yield
+    sys.path.remove(BENCHMARKS)
+
+
+def module(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def run(tmp_path: Path, *arguments: str) -> dict:
+    out = tmp_path / "rows.json"
+    module("speed").main(["--device", "cpu", "--quick", "--out", str(out), *arguments])
+    return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    return run(tmp_path_factory.mktemp("speed"), "--only", *CHOSEN)
+
+
+def test_every_section_gives_rows_without_errors(everything: dict) -> None:
+    names = "training prediction decoding local growth roofline agreement".split()
+    assert list(everything["sections"]) == names
+    assert everything["finished"]
+    for rows in everything["sections"].values():
+        assert rows
+        assert [row["error"] for row in rows] == [None] * len(rows)
+    assert everything["environment"]["versions"]["torch"] == torch.__version__
+
+
+def test_on_a_cpu_both_paths_train_alike(everything: dict) -> None:
+    losses = {row["entry"]: row["losses"] for row in everything["sections"]["agreement"]}
+    assert losses["fast"] == losses["plain"]
+    assert losses["plain"] != losses["plain, weights moved by rounding"]
+    compared = {row["entry"]: row for row in everything["conclusions"]["agreement"]["rows"]}
+    assert compared["fast against plain"]["largest"] == 0
+    assert compared["fast, another seed against plain"]["largest"] > 0
+
+
+def test_the_blend_by_weight_is_the_full_blend(everything: dict) -> None:
+    rows = {row["kind"]: row for row in everything["sections"]["local"]}
+    assert rows["by weight"]["difference"] < 1e-5
+    assert not rows["by weight"]["trained"]
+
+
+def test_the_order_is_the_papers() -> None:
+    growth = module("speed_growth")
+    paper = growth.Counts.of(module("speed_sizes").PAPER)
+    assert paper.letters == {"N": 1_424, "M": 1_024, "S": 512, "Q": 2_500}
+    pairs = 1_024 * 1_424 + 1_024 * 512 + 512**2 + 1_024**2
+    assert paper.order == 4 * pairs + 1_024 * 2_500
+    assert paper.grown("M", 2).letters["M"] == 2_048
+    assert paper.grown("S", 0.5).letters["S"] == 256
+
+
+def test_the_exponents_of_the_formula_are_found(everything: dict) -> None:
+    fitted = {row["entry"][0]: row for row in everything["conclusions"]["growth"]["rows"]}
+    assert fitted["N"]["paper_part"] == pytest.approx(1, abs=0.02)
+    assert fitted["Q"]["paper_part"] == pytest.approx(1, abs=0.02)
+    assert 1 < fitted["M"]["paper_part"] < 2
+    assert fitted["N"]["operations_part"] == pytest.approx(1, abs=0.02)
+
+
+def test_exponents_of_known_laws() -> None:
+    growth = module("speed_growth")
+    sizes = [1.0, 2.0, 4.0, 8.0]
+    assert growth.part_exponent(sizes, [5 + 3 * x**2 for x in sizes]) == pytest.approx(2, abs=0.02)
+    assert growth.local_exponent(sizes, [7 * x**1.5 for x in sizes]) == pytest.approx(1.5)
+
+
+def test_operations_of_the_decoder_are_those_of_its_matrices() -> None:
+    growth, sizes = module("speed_growth"), module("speed_sizes")
+    config = sizes.QUICK.fst
+    counted = growth.count_flops(growth.Counts(3, 5, 7, config), backward=False)
+    d, g, m = config.width, 2 * (1 + 2 * config.fourier_bands), config.anchors
+    layers = ((d + g) * 2 * d, 2 * d * d, 4 * d * d, 4 * d * d, 2 * d * d, 2 * d)
+    assert counted["decoding"] == 2 * 3 * 7 * (m * d + sum(layers))
+    assert counted["backward"] == 0
+
+
+def test_attention_is_counted() -> None:
+    """One more observation costs its own encoding and a key for every query of the reading."""
+    growth, sizes = module("speed_growth"), module("speed_sizes")
+    config = sizes.QUICK.fst
+    few, more = (
+        growth.count_flops(growth.Counts(1, count, 7, config), backward=False)["refinement"]
+        for count in (5, 6)
+    )
+    reading = 4 * config.refinement_steps * config.anchors * config.width
+    assert more - few > reading
+
+
+def test_differences_of_loss_curves() -> None:
+    training = module("speed_training")
+    curve = [2.0] * 500
+    found = training.difference([2.0] * 400 + [2.2] * 100, curve)
+    assert found["window"] == 100
+    assert found["largest"] == pytest.approx(0.1)
+    assert found["last"] == pytest.approx(0.1)
+    assert found["mean"] == pytest.approx(0.02)
+    assert found["first_step"] == 0
+
+
+def test_an_entry_that_fails_loses_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roofline = module("speed_roofline")
+
+    def fail(setting: object) -> None:
+        raise RuntimeError("out of something")
+
+    monkeypatch.setattr(roofline, "copy", fail)
+    found = run(tmp_path, "--sections", "roofline", "--only", "matrix", "copy")
+    product, copied = found["sections"]["roofline"]
+    assert product["error"] is None
+    assert copied["error"] == "RuntimeError: out of something"
+    assert not found["finished"]
+    assert "out of something" in capsys.readouterr().out
+
+
+def test_nothing_begins_after_the_limit(tmp_path: Path) -> None:
+    found = run(tmp_path, "--sections", "roofline", "--limit", "1e-9")
+    assert all("--limit" in row["error"] for row in found["sections"]["roofline"])
+
+
+def test_a_trained_model_is_taken_for_the_local_blends(tmp_path: Path) -> None:
+    setting, sizes = module("speed_setting"), module("speed_sizes")
+    network = setting.operator(sizes.QUICK.local, torch.device("cpu"))
+    with torch.no_grad():
+        network.predict_anchors.scales.decoding_base.fill_(-2.0)
+    network.save_pretrained(tmp_path / "model")
+    arguments = ("--sections", "local", "--only", "weight", "--run", str(tmp_path / "model"))
+    (row,) = run(tmp_path, *arguments)["sections"]["local"]
+    assert row["trained"]
+    assert row["length_scales"] == pytest.approx([torch.tensor(-2.0).exp().item()] * 3)
