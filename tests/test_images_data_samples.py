@@ -2,7 +2,10 @@
 
 import importlib.util
 import random
+import sys
+from dataclasses import replace
 from itertools import islice
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -286,19 +289,71 @@ def test_seeds_are_set_for_a_while():
     assert random.getstate() == state
 
 
-TORCHVISION = importlib.util.find_spec("torchvision") is not None
 STREAMED = ImageData(image_size=(24, 24), resize=28, storage="streamed", workers=1)
+FACTORY = "timm.data.transforms_factory"
 
 
-@pytest.mark.skipif(TORCHVISION, reason="torchvision is installed")
-def test_streamed_augmentation_says_what_to_install(folder):
+def test_streamed_augmentation_says_what_to_install(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, FACTORY, None)  # as if it were not installed
     with pytest.raises(DataError, match=r"pip install 'fst\[vision\]'"):
         STREAMED.load(folder, augment=True)
     STREAMED.load(folder)  # without augmentation neither is needed
 
 
-@pytest.mark.skipif(not TORCHVISION, reason="torchvision is not installed")
+def stand_in(monkeypatch, change):
+    """In timm's place: standardised images, after a `change` of the one in [0, 1]."""
+    asked = {}
+
+    def create_transform(**settings):
+        asked.update(settings)
+        mean, deviation = (torch.tensor(settings[name])[:, None, None] for name in ("mean", "std"))
+
+        def transform(image):
+            pixels = torch.from_numpy(np.array(image.resize((24, 24)))).permute(2, 0, 1) / 255
+            return (change(pixels) - mean) / deviation
+
+        return transform
+
+    for name in ("timm", "timm.data", FACTORY):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules[FACTORY], "create_transform", create_transform, raising=False)
+    return asked
+
+
+def test_streamed_augmentation_asks_timm_for_the_papers(folder, monkeypatch):
+    asked = stand_in(monkeypatch, lambda pixels: pixels)
+    samples = STREAMED.load(folder, augment=True)[0].samples
+    assert asked["input_size"] == (3, 24, 24)
+    assert asked["is_training"]
+    assert asked["hflip"] == 0.5
+    assert asked["auto_augment"] == "3a"
+    assert asked["color_jitter"] == 0.3
+    assert (asked["re_prob"], asked["re_mode"]) == (0.25, "pixel")
+    # The model standardises by itself, so images come out in [0, 1] again.
+    images = next(samples.iterate(iter([(torch.arange(12), 1)]))).images
+    assert images.min() > -1e-5
+    assert images.max() < 1 + 1e-5
+    assert images.std() > 0.05
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_streamed_augmentation_is_a_function_of_the_seed(folder, monkeypatch, workers):
+    """Whatever generator a transform draws from, and whatever else has drawn from it."""
+    stand_in(monkeypatch, lambda pixels: pixels * random.random() + torch.rand(()))
+    samples = replace(STREAMED, workers=workers).load(folder, augment=True)[0].samples
+    everything = torch.arange(12)
+    first, again, other = samples.iterate(iter([(everything, 1), (everything, 1), (everything, 2)]))
+    assert torch.equal(first.images, again.images)
+    assert not torch.allclose(first.images, other.images)
+    part = next(samples.iterate(iter([(everything[5:7], 1)])))
+    assert torch.equal(part.images, first.images[5:7])  # a share of the batch: the same images
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
+)
 def test_timm_augments_streamed_images_by_seed(folder):
+    """timm itself; the three tests above are about what we ask of it."""
     samples = STREAMED.load(folder, augment=True)[0].samples
     steps = [(torch.arange(12), 1), (torch.arange(12), 1), (torch.arange(12), 2)]
     first, again, other = samples.iterate(iter(steps))

@@ -87,3 +87,14 @@ def test_the_public_blend_takes_the_local_way():
         rtol=1e-12,
         atol=1e-13,
     )
+
+
+def test_half_precision_decides_as_the_dense_formula_does():
+    points, anchors, scales, features = (x.bfloat16() for x in scattered(200, 100, 2, 0.05))
+    inputs = points, anchors, scales
+    dense = blend(rbf_weights(*inputs, 7), features)
+    found = local.nearest_blend(*inputs, features, 7)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, dense, rtol=2e-2, atol=2e-2)
+    full = local.weighty_blend(*inputs, features)
+    torch.testing.assert_close(full, blend(rbf_weights(*inputs), features), rtol=2e-2, atol=2e-2)

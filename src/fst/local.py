@@ -1,15 +1,14 @@
 """The blend from the anchors that matter: no point looks at all of them.
 
-Points are sorted into compact tiles. The bounding box of a
-tile tells which anchors can matter to any point in it, so that everything of the size points ×
-anchors becomes points × candidates:
+Points are sorted into compact tiles. The bounding box of a tile tells which anchors can matter to
+any point in it, so that everything of the size points × anchors becomes points × candidates:
 
 - the k nearest: an anchor is a candidate unless k others are nearer to every point of the box;
-- by weight: anchors are left out when all of them together weigh less than `tolerance` of the
-  rest, for every point of the box.
+- by weight: anchors are left out when all of them together weigh less than the rounding of the
+  features' dtype, for every point of the box.
 
-Both bounds are rigorous. So the k nearest are exactly those of the dense formula, and at the
-rounding of the dtype the blend by weight is the full blend.
+Both bounds are rigorous. So the k nearest are exactly those of the dense formula, and the blend by
+weight is the full blend to rounding.
 """
 
 import math
@@ -37,7 +36,7 @@ def nearest_blend(
     neighbors: int,
 ) -> Float[Tensor, "b q d"]:
     """The blend of the `neighbors` nearest anchors of each point, and of ties with the last."""
-    samples = zip(points, anchors, length_scales, features, strict=True)
+    samples = zip(_wide(points), _wide(anchors), _wide(length_scales), features, strict=True)
     return torch.stack([_nearest(*sample, neighbors) for sample in samples])
 
 
@@ -48,8 +47,13 @@ def weighty_blend(
     features: Float[Tensor, "b m d"],
 ) -> Float[Tensor, "b q d"]:
     """The full blend to rounding: anchors that weigh nothing are left out."""
-    samples = zip(points, anchors, length_scales, features, strict=True)
+    samples = zip(_wide(points), _wide(anchors), _wide(length_scales), features, strict=True)
     return torch.stack([_weighty(*sample) for sample in samples])
+
+
+def _wide(coordinates: Tensor) -> Tensor:
+    """Distances are taken in float32 or better, whatever the features are kept in."""
+    return coordinates.to(torch.promote_types(torch.float32, coordinates.dtype))
 
 
 def _nearest(

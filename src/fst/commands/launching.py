@@ -11,9 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fst.commands.contestant import ComparisonFolder
-
-# Signals closer than this (seconds) are one.
-TWICE_AT_ONCE = 1.0
+from fst.training.interruption import TWICE_AT_ONCE
 
 Launch = Callable[[ComparisonFolder, str, int, Path, str | None, int], int]
 
