@@ -21,7 +21,6 @@ from fst.evaluation.classification import (
     ClassificationSettings,
     evaluate,
     fingerprint,
-    in_order,
     measure,
 )
 from fst.evaluation.image_fields import choose_images, sample_image_fields
@@ -32,6 +31,7 @@ from fst.evaluation.rows import Origin, Row, read_rows
 from fst.evaluation.runs import RESULTS, read_origin
 from fst.evaluation.tables import cost_table
 from fst.images import ImageClassifierConfig, build
+from fst.training.batches import in_order
 from image_fakes import image_files, write_folder
 
 CLASSES = tuple("abcdefgh")
@@ -124,7 +124,7 @@ def test_streamed_images_are_the_resident_ones(tmp_path):
     write_folder(tmp_path / "val", image_files(3))
     images, view = find_split(tmp_path, "val"), View.evaluation(SIZE, 9)
     streamed = StreamedImages(images, view, workers=0)
-    batches = list(in_order(streamed, 4))
+    batches = list(in_order(streamed, torch.arange(len(streamed)).split(4)))
     assert [len(batch.labels) for batch in batches] == [4, 4, 3]
     whole = streamed.batch(torch.arange(len(streamed)))
     torch.testing.assert_close(torch.cat([batch.images for batch in batches]), whole.images)

@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from fst.images.patches import PatchGrid
 from fst.images.read import DistanceAttention, DistanceBias, DistanceRead, two_parts
+from fst.layer import Read
+from fst.nn import Attention
 from fst.types import Anchors
 
 GRIDS = [(14, 14), (8, 8), (16, 16), (3, 7)]
@@ -272,11 +274,9 @@ def test_near_patches_are_read_and_far_ones_are_not():
 
 
 def test_the_read_has_the_parameters_of_a_plain_read_and_sigma():
-    from fst.layer import Read
-
     count = {name: x.numel() for name, x in DistanceRead(8, 2, PatchGrid(2, 2)).named_parameters()}
     assert count.pop("attention.bias.log_sigma") == 1
-    assert count == {name: x.numel() for name, x in Read(8, 2).named_parameters()}
+    assert count == {name: x.numel() for name, x in Read(8, Attention(8, 2)).named_parameters()}
 
 
 def test_the_read_remembers_anchors():
@@ -285,7 +285,7 @@ def test_the_read_remembers_anchors():
     anchors = Anchors(positions, positions, positions)
     patches = torch.randn(1, 4, 8, dtype=torch.float64)
     features = torch.randn(1, 3, 8, dtype=torch.float64)
-    observed = read.remember(patches, anchors)
+    observed = read.remember(patches, None, anchors)
     mixed = attend_in_full(read.attention, read.norm_a(features), read.norm_h(patches), positions)
     expected = features + mixed
     expected = expected + read.feed_forward(read.norm_2(expected))

@@ -6,14 +6,14 @@ position's share of the pointwise MLP. A sampled evaluation point that is an anc
 feature which the write-back query has at that anchor anyway: same equation, same numbers.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fst.blending import field_at
-from fst.nn import Attention, FeedForward, FourierFeatures, Memory, PointMLP, ResidualFeedForward
+from fst.nn import Attention, FeedForward, FourierFeatures, PointMLP, ResidualFeedForward
 from fst.rbf import blend, rbf_weights
 from fst.types import Anchors, product_dtype
 
@@ -22,7 +22,8 @@ class Scene(NamedTuple):
     """What every refinement step of one input shares."""
 
     anchors: Anchors
-    observed: Memory
+    observed: Any
+    """What the read attention keeps of the observations."""
     condition: Float[Tensor, "b c"] | None
     weights: Float[Tensor, "b m m"] | None
     places: Float[Tensor, "b m k"] | None
@@ -38,16 +39,25 @@ class Points(NamedTuple):
 class Read(nn.Module):
     """Equation 2: the anchors attend to the observations."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    attention: Any
+
+    def __init__(self, width: int, attention: nn.Module) -> None:
         super().__init__()
         self.norm_a, self.norm_h, self.norm_2 = (nn.LayerNorm(width) for _ in range(3))
-        self.attention = Attention(width, heads)
+        self.attention = attention
         self.feed_forward = FeedForward(width)
 
-    def remember(self, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"] | None) -> Memory:
+    def remember(
+        self,
+        tokens: Float[Tensor, "b n d"],
+        mask: Bool[Tensor, "b n"] | None,
+        anchors: Anchors,
+    ) -> Any:
+        """What every step reads; where the anchors are does not matter to plain attention."""
+        del anchors
         return self.attention.remember(self.norm_h(tokens), mask)
 
-    def forward(self, features: Float[Tensor, "b m d"], observed: Memory) -> Float[Tensor, "b m d"]:
+    def forward(self, features: Float[Tensor, "b m d"], observed: Any) -> Float[Tensor, "b m d"]:
         features = features + self.attention(self.norm_a(features), observed)
         return features + self.feed_forward(self.norm_2(features))
 
@@ -146,7 +156,8 @@ class FunctionSpaceLayer(nn.Module):
         condition: Float[Tensor, "b c"] | None,
     ) -> Scene:
         weights, places = self.update.remember(anchors, condition)
-        return Scene(anchors, self.read.remember(tokens, mask), condition, weights, places)
+        observed = self.read.remember(tokens, mask, anchors)
+        return Scene(anchors, observed, condition, weights, places)
 
     def forward(
         self, features: Float[Tensor, "b m d"], scene: Scene, points: Points

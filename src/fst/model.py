@@ -17,7 +17,7 @@ from fst.decoder import Decoder
 from fst.evaluation_points import FixedPoints, ResampledPoints
 from fst.field import Field
 from fst.layer import AnchorSelfAttention, EvaluateMixWrite, FunctionSpaceLayer, Points, Read, Scene
-from fst.nn import MLP, FourierFeatures, ResidualFeedForward
+from fst.nn import MLP, Attention, FourierFeatures, ResidualFeedForward
 from fst.operators import ConditionChannels, Operator
 from fst.types import Observations
 
@@ -63,7 +63,7 @@ class FunctionSpaceTransformer(Operator):
             if config.update == "function-space"
             else AnchorSelfAttention(width, heads)
         )
-        self.layer = FunctionSpaceLayer(Read(width, heads), update)
+        self.layer = FunctionSpaceLayer(Read(width, Attention(width, heads)), update)
         self.decoder = Decoder(width, fourier, condition, config.output_channels)
 
     def represent(

@@ -6,7 +6,6 @@ for k = 1 and k = 5, in float32 and in the order of the test split. With fewer t
 the second is always 0.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from fst.base import PointDraws, parameter_count
 from fst.classifiers import Classifier
-from fst.data.image_samples import ImageBatch, ResidentImages, StreamedImages
+from fst.data.image_samples import ResidentImages, StreamedImages
 from fst.data.splits import TestSplit
 from fst.evaluation.protocol import (
     EvaluationError,
@@ -29,6 +28,7 @@ from fst.evaluation.protocol import (
 from fst.evaluation.rows import ACCURACIES, Origin, Row, group_errors
 from fst.metrics import top_errors
 from fst.pretrained import to_json
+from fst.training.batches import in_order
 
 Images = ResidentImages | StreamedImages
 
@@ -118,7 +118,7 @@ def measure(
     with measuring(model), show_progress(console) as progress:
         total = -(-len(samples) // settings.batch_size)
         description = f"testing {label}".strip()
-        batches = in_order(samples, settings.batch_size)
+        batches = in_order(samples, torch.arange(len(samples)).split(settings.batch_size))
         for batch in progress.track(batches, total=total, description=description):
             scores = model(batch.images.to(device, non_blocking=True), draws)
             parts.append(top_errors(scores, batch.labels.to(device)).cpu())
@@ -143,16 +143,6 @@ def decoded_rows(samples: Images) -> Int[Tensor, " m"]:
     bad, images = {item.name for item in samples.skipped}, samples.images
     titles = (images.files.title(int(row)) for row in images.rows)
     return rows[torch.tensor([title not in bad for title in titles])]
-
-
-def in_order(samples: Images, size: int) -> Iterator[ImageBatch]:
-    """All images in order, without augmentation; streamed ones are decoded ahead."""
-    parts = torch.arange(len(samples), device=samples.device).split(size)
-    if isinstance(samples, StreamedImages):
-        yield from samples.iterate((rows, None) for rows in parts)
-    else:
-        for rows in parts:
-            yield samples.batch(rows)
 
 
 def point_draws(model: Classifier, settings: ClassificationSettings) -> PointDraws | None:

@@ -19,8 +19,8 @@ from fst.decoder import PooledHead
 from fst.evaluation_points import FixedPoints
 from fst.images.config import ImageClassifierConfig
 from fst.images.patches import PatchEncoder, PatchGrid, cut
-from fst.images.read import DistanceRead, PatchLayer
-from fst.layer import EvaluateMixWrite, Points
+from fst.images.read import DistanceRead
+from fst.layer import EvaluateMixWrite, FunctionSpaceLayer, Points
 from fst.length_scales import LearnedScales
 from fst.nn import MLP, FourierFeatures, ResidualFeedForward
 from fst.types import Anchors
@@ -82,7 +82,7 @@ class ImageClassifier(Classifier):
             HORIZONTAL,
         )
         self.initial_position = nn.Linear(fourier.size, width, bias=False)  # C_a
-        self.layer = PatchLayer(
+        self.layer = FunctionSpaceLayer(
             DistanceRead(width, heads, config.grid),
             EvaluateMixWrite(width, heads, fourier, condition=0),
         )
@@ -125,7 +125,7 @@ class ImageClassifier(Classifier):
         centres = self.fourier(self.config.grid.centres(images)).expand(len(images), -1, -1)
         anchors = self.predict_anchors(torch.cat((tokens, centres), dim=-1), None)
         features = self.initial_position(self.fourier(anchors.positions))  # b m d
-        scene = self.layer.remember(tokens, anchors)
+        scene = self.layer.remember(tokens, None, anchors, None)
         steps: list[Tensor] = []
         for points in self._points(draws):
             features = self.layer(features, scene, points)
@@ -153,4 +153,5 @@ class ImageClassifier(Classifier):
         return {"main": main, "predictor": predictor}
 
     def undecayed(self) -> list[nn.Parameter]:
-        return [*self.predict_anchors.logarithms(), self.layer.read.attention.bias.log_sigma]
+        sigma = self.layer.read.attention.bias.log_sigma
+        return [*self.predict_anchors.logarithms(), sigma]

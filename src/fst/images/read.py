@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name PyTorch users know)
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from fst.images.patches import PatchGrid
-from fst.layer import EvaluateMixWrite, Points, Scene
-from fst.nn import FeedForward, Memory, attend
+from fst.layer import Read
+from fst.nn import Memory, attend
 from fst.types import Anchors
 
 INITIAL_SIGMA = 0.20
@@ -145,46 +145,19 @@ class DistanceAttention(nn.Module):
         return F.linear(mixed.transpose(1, 2).flatten(-2), weight, self.output.bias)  # b m d
 
 
-class DistanceRead(nn.Module):
+class DistanceRead(Read):
     """Equation 2 with the bias: the anchors attend to the patches."""
 
+    attention: DistanceAttention
+
     def __init__(self, width: int, heads: int, grid: PatchGrid) -> None:
-        super().__init__()
-        self.norm_a, self.norm_h, self.norm_2 = (nn.LayerNorm(width) for _ in range(3))
-        self.attention = DistanceAttention(width, heads, grid)
-        self.feed_forward = FeedForward(width)
+        super().__init__(width, DistanceAttention(width, heads, grid))
 
-    def remember(self, tokens: Float[Tensor, "b n d"], anchors: Anchors) -> BiasedMemory:
+    def remember(
+        self,
+        tokens: Float[Tensor, "b n d"],
+        mask: Bool[Tensor, "b n"] | None,
+        anchors: Anchors,
+    ) -> BiasedMemory:
+        del mask  # every patch is real
         return self.attention.remember(self.norm_h(tokens), anchors.positions)
-
-    def forward(
-        self, features: Float[Tensor, "b m d"], observed: BiasedMemory
-    ) -> Float[Tensor, "b m d"]:
-        features = features + self.attention(self.norm_a(features), observed)
-        return features + self.feed_forward(self.norm_2(features))
-
-
-class PatchScene(NamedTuple):
-    """What every refinement step of one image shares."""
-
-    observed: BiasedMemory
-    scene: Scene
-
-
-class PatchLayer(nn.Module):
-    """The map Φ of one refinement step, with the biased read."""
-
-    def __init__(self, read: DistanceRead, update: EvaluateMixWrite) -> None:
-        super().__init__()
-        self.read, self.update = read, update
-
-    def remember(self, tokens: Float[Tensor, "b n d"], anchors: Anchors) -> PatchScene:
-        observed = self.read.remember(tokens, anchors)
-        weights, places = self.update.remember(anchors, None)
-        memory = Memory(observed.keys, observed.values)
-        return PatchScene(observed, Scene(anchors, memory, None, weights, places))
-
-    def forward(
-        self, features: Float[Tensor, "b m d"], scene: PatchScene, points: Points
-    ) -> Float[Tensor, "b m d"]:
-        return self.update(self.read(features, scene.observed), scene.scene, points)
