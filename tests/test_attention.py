@@ -1,9 +1,10 @@
-"""Attention: what a GPU does with widened heads is what a CPU does without."""
+"""What a GPU does with widened heads and padded products is what a CPU does without."""
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 
-from fst.nn import HEAD_ALIGNMENT, Attention, Memory
+from fst.nn import ALIGNMENT, Attention, Memory, aligned
 
 
 @pytest.mark.parametrize("size", [6, 8, 22])
@@ -14,7 +15,7 @@ def test_widened_heads_change_nothing(size):
     plain = attention._project(tokens, *projections)
     wide = attention._project_together(tokens, *projections)
     for narrow, widened in zip(plain, wide, strict=True):
-        assert widened.shape[-1] % HEAD_ALIGNMENT == 0
+        assert widened.shape[-1] % ALIGNMENT == 0
         torch.testing.assert_close(widened[..., :size], narrow, rtol=0, atol=1e-14)
         assert not widened[..., size:].any()
     expected = attention.attend_to_self(tokens)
@@ -33,3 +34,14 @@ def test_attending_to_oneself_is_attending_to_what_is_remembered():
     torch.testing.assert_close(
         attention.attend_to_self(tokens), attention(tokens, attention.remember(tokens))
     )
+
+
+@pytest.mark.parametrize("size", [1, 8, 131])
+def test_aligned_products_are_the_products(size):
+    inputs, weight = torch.randn(2, 5, size).double(), torch.randn(3, size).double()
+    filled, widened = aligned(inputs, weight)
+    assert filled.shape[-1] == widened.shape[-1]
+    assert 0 <= filled.shape[-1] - size < ALIGNMENT
+    assert filled.shape[-1] % ALIGNMENT == 0
+    found, expected = F.linear(filled, widened), F.linear(inputs, weight)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)

@@ -17,7 +17,7 @@ from fst.decoder import Decoder
 from fst.evaluation_points import FixedPoints, ResampledPoints
 from fst.field import Field
 from fst.layer import AnchorSelfAttention, EvaluateMixWrite, FunctionSpaceLayer, Points, Read, Scene
-from fst.nn import MLP, Attention, FourierFeatures, ResidualFeedForward
+from fst.nn import MLP, Attention, FourierFeatures, Linear, ResidualFeedForward
 from fst.operators import ConditionChannels, Operator
 from fst.types import Observations
 
@@ -57,7 +57,7 @@ class FunctionSpaceTransformer(Operator):
         self.predict_anchors = build_predictor(
             config, fourier.size + config.value_channels + condition
         )
-        self.initial_position = nn.Linear(fourier.size, width, bias=False)  # C_a
+        self.initial_position = Linear(fourier.size, width, bias=False)  # C_a
         update = (
             EvaluateMixWrite(width, heads, fourier, condition)
             if config.update == "function-space"

@@ -16,6 +16,9 @@ from fst import kernels
 
 Spacing = Literal["linear", "geometric"]
 
+# Products and fused attention on a GPU want inner sizes and heads of a multiple of this size.
+ALIGNMENT = 8
+
 
 class FourierFeatures(nn.Module):
     """γ(x): the raw coordinates with sine and cosine of `bands` frequencies per axis.
@@ -42,11 +45,38 @@ class FourierFeatures(nn.Module):
         return torch.cat((positions, phases.sin(), phases.cos()), dim=-1)
 
 
+def aligned(
+    inputs: Float[Tensor, "... i"], weight: Float[Tensor, "o i"]
+) -> tuple[Float[Tensor, "... j"], Float[Tensor, "o j"]]:
+    """Both with zeros up to a multiple of the alignment; they add nothing to a product."""
+    padding = -inputs.shape[-1] % ALIGNMENT
+    return F.pad(inputs, (0, padding)), F.pad(weight, (0, padding))
+
+
+class Linear(nn.Linear):
+    """For inputs of any size, such as an embedding of 131 numbers: on a GPU, products of odd sizes
+    run several times slower than those of the next multiple of 8."""
+
+    def forward(self, inputs: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
+        return linear(inputs, self.weight, self.bias)
+
+
+def linear(
+    inputs: Float[Tensor, "... i"],
+    weight: Float[Tensor, "o i"],
+    bias: Float[Tensor, " o"] | None = None,
+) -> Float[Tensor, "... o"]:
+    """The product and the bias, aligned where it pays."""
+    if inputs.is_cuda and inputs.shape[-1] % ALIGNMENT:
+        inputs, weight = aligned(inputs, weight)
+    return F.linear(inputs, weight, bias)
+
+
 class MLP(nn.Sequential):
     """Linear, GELU, linear."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
-        super().__init__(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
+        super().__init__(Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
 
 
 class FeedForward(MLP):
@@ -94,7 +124,7 @@ class PointMLP(nn.Module):
     ) -> Float[Tensor, "#b p k"]:
         """The share of the first layer that depends on where, not on what is stored there."""
         _, place, given = self.first.weight.split(self.sizes, dim=1)
-        hidden = F.linear(embedding, place, self.first.bias)
+        hidden = linear(embedding, place, self.first.bias)
         if condition is not None:
             hidden = hidden + F.linear(condition, given).unsqueeze(1)
         return hidden
@@ -114,8 +144,6 @@ class Memory(NamedTuple):
     mask: Bool[Tensor, "b 1 1 n"] | None = None
 
 
-# Fused attention on a GPU wants heads of a multiple of this size.
-HEAD_ALIGNMENT = 8
 # Of PyTorch's own on an H200, cuDNN's attention is the fastest for short heads.
 PREFERRED = [
     SDPBackend.CUDNN_ATTENTION,
@@ -170,7 +198,7 @@ class Attention(nn.Module):
         self, tokens: Float[Tensor, "b n d"], *projections: nn.Linear
     ) -> tuple[Float[Tensor, "b h n w"], ...]:
         """The same in one product, with widened heads."""
-        padding, size = -self.head_size % HEAD_ALIGNMENT, self.head_size
+        padding, size = -self.head_size % ALIGNMENT, self.head_size
         weight = torch.stack([linear.weight for linear in projections])  # t d d
         weight = F.pad(weight.unflatten(1, (-1, size)), (0, 0, 0, padding))
         bias = torch.stack([linear.bias for linear in projections])  # t d

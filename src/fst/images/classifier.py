@@ -22,7 +22,7 @@ from fst.images.patches import PatchEncoder, PatchGrid, cut
 from fst.images.read import DistanceRead
 from fst.layer import EvaluateMixWrite, FunctionSpaceLayer, Points
 from fst.length_scales import LearnedScales
-from fst.nn import MLP, FourierFeatures, ResidualFeedForward
+from fst.nn import MLP, FourierFeatures, Linear, ResidualFeedForward
 from fst.types import Anchors
 
 AXES, HORIZONTAL = 2, 1
@@ -81,7 +81,7 @@ class ImageClassifier(Classifier):
             (config.rows,),
             HORIZONTAL,
         )
-        self.initial_position = nn.Linear(fourier.size, width, bias=False)  # C_a
+        self.initial_position = Linear(fourier.size, width, bias=False)  # C_a
         self.layer = FunctionSpaceLayer(
             DistanceRead(width, heads, config.grid),
             EvaluateMixWrite(width, heads, fourier, condition=0),

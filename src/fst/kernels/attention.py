@@ -8,7 +8,10 @@ with the logarithm of each query's normaliser for the backward pass. With c = sc
 
 and going backward, with g the gradient of out and δ_i = g_i · out_i,
 
-    ∂v_j = Σ_i P_ij g_i,   S_ij = P_ij (g_i · v_j - δ_i),   ∂q = scale S k,   ∂k = scale Sᵀ q.
+    ∂v_j = Σ_i P_ij g_i,   S_ij = P_ij scale (g_i · v_j - δ_i),   ∂q = S k,   ∂k = Sᵀ q.
+
+One pass over P makes all three: each tile of keys adds its share to a float32 copy of ∂q, in no
+fixed order. A second pass instead gives the same bits every time.
 """
 
 import math
@@ -66,58 +69,60 @@ def attention_kernel(
     q, k, v, out, logarithms,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
     H, M, N, c,
-    SIZE: tl.constexpr, K: tl.constexpr,
+    SIZE: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN_M: tl.constexpr,
 ):  # fmt: skip
     both = tl.program_id(1)
     b, h = (both // H).to(tl.int64), (both % H).to(tl.int64)
-    q += b * q_b + h * q_h
-    k += b * k_b + h * k_h
-    v += b * v_b + h * v_h
+    q += (b * q_b + h * q_h) * UNIT
+    k += (b * k_b + h * k_h) * UNIT
+    v += (b * v_b + h * v_h) * UNIT
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    query = _rows(q, q_n, rows, M, SIZE, K, EVEN_M)
+    query = _rows(q, q_n * UNIT, rows, M, SIZE, K, EVEN_M)
     highest = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     mixed = tl.zeros((BLOCK_M, K), tl.float32)
     whole = (N // BLOCK_N) * BLOCK_N
     for start in range(0, whole, BLOCK_N):
         highest, total, mixed = _fold(
-            query, k, v, k_n, v_n, start, N, c, highest, total, mixed, SIZE, K, BLOCK_N, True
-        )
+            query, k, v, k_n * UNIT, v_n * UNIT, start, N, c, highest, total, mixed,
+            SIZE, K, BLOCK_N, True,
+        )  # fmt: skip
     if whole < N:
         highest, total, mixed = _fold(
-            query, k, v, k_n, v_n, whole, N, c, highest, total, mixed, SIZE, K, BLOCK_N, False
-        )
+            query, k, v, k_n * UNIT, v_n * UNIT, whole, N, c, highest, total, mixed,
+            SIZE, K, BLOCK_N, False,
+        )  # fmt: skip
     _put_rows(out, b, h, H, rows, M, SIZE, K, mixed / total[:, None])
     tl.store(logarithms + both.to(tl.int64) * M + rows, highest + tl.log2(total), mask=rows < M)
 
 
 @triton.jit
 def attention_keys_kernel(
-    grad, q, k, v, logarithms, delta, dk, dv,
+    grad, q, k, v, logarithms, delta, dk, dv, dq,
     g_b, g_h, g_n, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
     H, M, N, c, scale,
-    SIZE: tl.constexpr, K: tl.constexpr,
+    SIZE: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN_M: tl.constexpr,
 ):  # fmt: skip
-    """A tile of keys against all queries."""
+    """A tile of keys against all queries; their gradients are added to `dq`, if there is one."""
     both = tl.program_id(1)
     b, h = (both // H).to(tl.int64), (both % H).to(tl.int64)
-    grad += b * g_b + h * g_h
-    q += b * q_b + h * q_h
-    k += b * k_b + h * k_h
-    v += b * v_b + h * v_h
+    grad += (b * g_b + h * g_h) * UNIT
+    q += (b * q_b + h * q_h) * UNIT
+    k += (b * k_b + h * k_h) * UNIT
+    v += (b * v_b + h * v_h) * UNIT
     logarithms += both.to(tl.int64) * M
     delta += both.to(tl.int64) * M
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    key = _rows(k, k_n, columns, N, SIZE, K, False)
-    value = _rows(v, v_n, columns, N, SIZE, K, False)
+    key = _rows(k, k_n * UNIT, columns, N, SIZE, K, False)
+    value = _rows(v, v_n * UNIT, columns, N, SIZE, K, False)
     sum_k = tl.zeros((BLOCK_N, K), tl.float32)
     sum_v = tl.zeros((BLOCK_N, K), tl.float32)
     for start in range(0, M, BLOCK_M):
         rows = start + tl.arange(0, BLOCK_M)
-        query = _rows(q, q_n, rows, M, SIZE, K, EVEN_M)
-        g = _rows(grad, g_n, rows, M, SIZE, K, EVEN_M)
+        query = _rows(q, q_n * UNIT, rows, M, SIZE, K, EVEN_M)
+        g = _rows(grad, g_n * UNIT, rows, M, SIZE, K, EVEN_M)
         if EVEN_M:
             logarithm, along = tl.load(logarithms + rows), tl.load(delta + rows)
         else:
@@ -127,15 +132,23 @@ def attention_keys_kernel(
         weights = tl.exp2(logits * c - logarithm[None, :])  # n m
         sum_v = tl.dot(weights.to(g.dtype), g, sum_v, input_precision="ieee")
         change = tl.dot(value, tl.trans(g), input_precision="ieee")
-        change = weights * (change - along[None, :])
-        sum_k = tl.dot(change.to(query.dtype), query, sum_k, input_precision="ieee")
-    _put_rows(dk, b, h, H, columns, N, SIZE, K, sum_k * scale)
+        change = weights * (change * scale - along[None, :])
+        rounded = change.to(query.dtype)
+        sum_k = tl.dot(rounded, query, sum_k, input_precision="ieee")
+        if dq is not None:
+            part = tl.dot(tl.trans(rounded), key, input_precision="ieee")  # m k
+            place = dq + (both.to(tl.int64) * M + rows[:, None]) * K + tl.arange(0, K)[None, :]
+            if EVEN_M:
+                tl.atomic_add(place, part, sem="relaxed")
+            else:
+                tl.atomic_add(place, part, mask=(rows < M)[:, None], sem="relaxed")
+    _put_rows(dk, b, h, H, columns, N, SIZE, K, sum_k)
     _put_rows(dv, b, h, H, columns, N, SIZE, K, sum_v)
 
 
 @triton.jit
 def _more(
-    query, g, k, v, k_n, v_n, start, N, c, logarithm, along, sum_q,
+    query, g, k, v, k_n, v_n, start, N, c, scale, logarithm, along, sum_q,
     SIZE: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys' share of the gradient of the queries."""
@@ -147,7 +160,7 @@ def _more(
         logits = tl.where((index < N)[None, :], logits, -float("inf"))
     weights = tl.exp2(logits * c - logarithm[:, None])
     change = tl.dot(g, tl.trans(value), input_precision="ieee")
-    change = weights * (change - along[:, None])
+    change = weights * (change * scale - along[:, None])
     return tl.dot(change.to(key.dtype), key, sum_q, input_precision="ieee")
 
 
@@ -156,20 +169,20 @@ def attention_queries_kernel(
     grad, q, k, v, logarithms, delta, dq,
     g_b, g_h, g_n, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
     H, M, N, c, scale,
-    SIZE: tl.constexpr, K: tl.constexpr,
+    SIZE: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN_M: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries against all keys."""
     both = tl.program_id(1)
     b, h = (both // H).to(tl.int64), (both % H).to(tl.int64)
-    grad += b * g_b + h * g_h
-    q += b * q_b + h * q_h
-    k += b * k_b + h * k_h
-    v += b * v_b + h * v_h
+    grad += (b * g_b + h * g_h) * UNIT
+    q += (b * q_b + h * q_h) * UNIT
+    k += (b * k_b + h * k_h) * UNIT
+    v += (b * v_b + h * v_h) * UNIT
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     real = rows < M
-    query = _rows(q, q_n, rows, M, SIZE, K, EVEN_M)
-    g = _rows(grad, g_n, rows, M, SIZE, K, EVEN_M)
+    query = _rows(q, q_n * UNIT, rows, M, SIZE, K, EVEN_M)
+    g = _rows(grad, g_n * UNIT, rows, M, SIZE, K, EVEN_M)
     place = both.to(tl.int64) * M + rows
     logarithm = tl.load(logarithms + place, mask=real, other=float("inf"))
     along = tl.load(delta + place, mask=real, other=0.0)
@@ -177,13 +190,15 @@ def attention_queries_kernel(
     whole = (N // BLOCK_N) * BLOCK_N
     for start in range(0, whole, BLOCK_N):
         sum_q = _more(
-            query, g, k, v, k_n, v_n, start, N, c, logarithm, along, sum_q, SIZE, K, BLOCK_N, True
-        )
+            query, g, k, v, k_n * UNIT, v_n * UNIT, start, N, c, scale, logarithm, along, sum_q,
+            SIZE, K, BLOCK_N, True,
+        )  # fmt: skip
     if whole < N:
         sum_q = _more(
-            query, g, k, v, k_n, v_n, whole, N, c, logarithm, along, sum_q, SIZE, K, BLOCK_N, False
-        )
-    _put_rows(dq, b, h, H, rows, M, SIZE, K, sum_q * scale)
+            query, g, k, v, k_n * UNIT, v_n * UNIT, whole, N, c, scale, logarithm, along, sum_q,
+            SIZE, K, BLOCK_N, False,
+        )  # fmt: skip
+    _put_rows(dq, b, h, H, rows, M, SIZE, K, sum_q)
 
 
 def _tiles(queries: int, keys: int, warps: int, stages: int) -> dict[str, int]:
@@ -192,6 +207,7 @@ def _tiles(queries: int, keys: int, warps: int, stages: int) -> dict[str, int]:
 
 # The fastest of those tried on an H200.
 FORWARD = _tiles(64, 64, 4, 4)
+BACKWARD = _tiles(64, 64, 4, 3)
 BACKWARD_KEYS = _tiles(64, 64, 4, 3)
 BACKWARD_QUERIES = _tiles(64, 32, 4, 3)
 
@@ -200,8 +216,15 @@ def _widened(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-def _strides(*tensors: Tensor) -> list[int]:
-    return [stride for tensor in tensors for stride in tensor.stride()[:3]]
+def _strides(*tensors: Tensor) -> tuple[list[int], int]:
+    """Strides of batch, head and row, counted in a unit that the compiler knows.
+
+    Rows that begin at a multiple of 8 numbers are loaded 16 bytes at a time, but only if the
+    compiler can see it. It looks for multiples of 16 in arguments; 24 is none.
+    """
+    strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
+    unit = 8 if all(stride % 8 == 0 for stride in strides) else 1
+    return [stride // unit for stride in strides], unit
 
 
 def _joined(like: Tensor, count: int) -> Tensor:
@@ -218,10 +241,12 @@ def attention_forward(
     batch, heads, count, size = queries.shape
     out = _joined(queries, count)
     logarithms = queries.new_empty(batch, heads, count, dtype=torch.float32)
+    strides, unit = _strides(queries, keys, values)
     attention_kernel[(triton.cdiv(count, FORWARD["BLOCK_M"]), batch * heads)](
-        queries, keys, values, out, logarithms, *_strides(queries, keys, values),
+        queries, keys, values, out, logarithms, *strides,
         heads, count, keys.shape[2], scale * math.log2(math.e),
-        SIZE=size, K=_widened(size), EVEN_M=count % FORWARD["BLOCK_M"] == 0, **FORWARD,
+        SIZE=size, K=_widened(size), UNIT=unit,
+        EVEN_M=count % FORWARD["BLOCK_M"] == 0, **FORWARD,
     )  # fmt: skip
     return out, logarithms
 
@@ -242,35 +267,28 @@ def attention_backward(
     delta: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """`delta` is Σ grad · out · scale. Where results must repeat to the last bit, two passes."""
     batch, heads, count, size = queries.shape
-    others = keys.shape[2]
+    others, wide = keys.shape[2], _widened(size)
     dq, dk, dv = _joined(queries, count), _joined(keys, others), _joined(values, others)
     given = (grad, queries, keys, values, logarithms, delta)
-    numbers = (
-        *_strides(grad, queries, keys, values), heads, count, others,
-        scale * math.log2(math.e), scale,
-    )  # fmt: skip
-    tiles = BACKWARD_KEYS
+    strides, unit = _strides(grad, queries, keys, values)
+    numbers = (*strides, heads, count, others, scale * math.log2(math.e), scale)
+    two_passes = torch.are_deterministic_algorithms_enabled()
+    sums = None if two_passes else grad.new_zeros(batch, heads, count, wide, dtype=torch.float32)
+    tiles = BACKWARD_KEYS if two_passes else BACKWARD
     attention_keys_kernel[(triton.cdiv(others, tiles["BLOCK_N"]), batch * heads)](
-        *given,
-        dk,
-        dv,
-        *numbers,
-        SIZE=size,
-        K=_widened(size),
-        EVEN_M=count % tiles["BLOCK_M"] == 0,
-        **tiles,
-    )
+        *given, dk, dv, sums, *numbers,
+        SIZE=size, K=wide, UNIT=unit, EVEN_M=count % tiles["BLOCK_M"] == 0, **tiles,
+    )  # fmt: skip
+    if sums is not None:
+        dq.copy_(sums[..., :size])
+        return dq, dk, dv
     tiles = BACKWARD_QUERIES
     attention_queries_kernel[(triton.cdiv(count, tiles["BLOCK_M"]), batch * heads)](
-        *given,
-        dq,
-        *numbers,
-        SIZE=size,
-        K=_widened(size),
-        EVEN_M=count % tiles["BLOCK_M"] == 0,
-        **tiles,
-    )
+        *given, dq, *numbers,
+        SIZE=size, K=wide, UNIT=unit, EVEN_M=count % tiles["BLOCK_M"] == 0, **tiles,
+    )  # fmt: skip
     return dq, dk, dv
 
 
@@ -300,7 +318,7 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
     queries, keys, values, out, logarithms = ctx.saved_tensors
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
-    delta = (grad.float() * out.float()).sum(dim=-1)
+    delta = (grad.float() * out.float()).sum(dim=-1) * ctx.scale
     return (
         *attention_backward(grad, queries, keys, values, logarithms, delta, ctx.scale),
         None,
