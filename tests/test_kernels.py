@@ -119,6 +119,27 @@ def test_nothing_of_points_by_anchors_is_stored():
     assert max(stored) < 37 * 41
 
 
+@pytest.mark.parametrize(
+    ("count", "axes", "scale"),
+    [(1, 2, 0.1), (33, 3, 0.015), (130, 1, 0.3), (64, 2, 0.015), (200, 2, 0.05)],
+)
+def test_anchor_weights(count, axes, scale):
+    _, positions, scales, _ = scattered(2, 1, count, 1, axes, scale)
+    positions[:, count // 2] = positions[:, 0].clone()  # coincident
+    exact = [tensor.double().requires_grad_() for tensor in (positions, scales)]
+    expected = rbf_weights(exact[0], *exact)
+    upstream = torch.randn(2, count, count, device=DEVICE)
+    wanted = torch.autograd.grad(expected, exact, upstream.double())
+    mine = [tensor.clone().requires_grad_() for tensor in (positions, scales)]
+    found = kernels.anchor_weights(*mine, torch.float32)
+    gradients = torch.autograd.grad(found, mine, upstream)
+    assert relative(found.detach(), expected.detach()) < 1e-6
+    for gradient, reference in zip(gradients, wanted, strict=True):
+        assert relative(gradient, reference) < 4e-6
+    half = kernels.anchor_weights(positions, scales, HALF)
+    torch.testing.assert_close(half, found.detach().to(HALF), rtol=0, atol=0)
+
+
 def heads(batch, count, number, size, dtype):
     """Heads as a joint projection leaves them: strided, the last axis dense."""
     return torch.randn(batch, count, number, size, device=DEVICE).to(dtype).transpose(1, 2)

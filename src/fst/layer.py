@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from fst import kernels
 from fst.blending import field_at
 from fst.nn import Attention, FeedForward, FourierFeatures, PointMLP, ResidualFeedForward
 from fst.rbf import blend, rbf_weights
@@ -81,12 +82,13 @@ class EvaluateMixWrite(nn.Module):
         Stored even where the fused blend could make them anew: they serve every step, and reading
         them costs less than computing them again in each.
         """
-        weights = rbf_weights(
-            anchors.positions, anchors.positions, anchors.refinement_length_scales
-        )
-        return weights.to(product_dtype(weights)), self.evaluate.place(
-            self.fourier(anchors.positions), condition
-        )
+        positions, scales = anchors.positions, anchors.refinement_length_scales
+        dtype = product_dtype(positions)
+        if kernels.anchor_weights is not None and kernels.takes_anchors(positions):
+            weights = kernels.anchor_weights(positions, scales, dtype)
+        else:
+            weights = rbf_weights(positions, positions, scales).to(dtype)
+        return weights, self.evaluate.place(self.fourier(positions), condition)
 
     def forward(
         self, features: Float[Tensor, "b m d"], scene: Scene, points: Points

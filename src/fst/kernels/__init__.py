@@ -4,20 +4,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
 fused_blend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
 short_attention: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
+anchor_weights: Callable[[Tensor, Tensor, torch.dtype], Tensor] | None = None
 
 if find_spec("triton") is not None:
-    from fst.kernels import attention, blend
+    from fst.kernels import attention, blend, weights
 
     fused_blend, short_attention = blend.fused_blend, attention.short_attention
+    anchor_weights = weights.anchor_weights
 
-__all__ = ["fused_blend", "reference", "short_attention", "takes_heads", "usable"]
+__all__ = [
+    "anchor_weights",
+    "fused_blend",
+    "reference",
+    "short_attention",
+    "takes_anchors",
+    "takes_heads",
+    "usable",
+]
 
 # More features or axes than this are left to PyTorch.
 _MOST_FEATURES, _MOST_AXES = 256, 3
+# A row of anchor-to-anchor weights must fit into the registers.
+_MOST_ANCHORS = 2048
 # Longer heads are well served by PyTorch's own attention.
 _LONGEST_HEAD = 32
 
@@ -32,6 +45,17 @@ def usable(anchors: Tensor, features: Tensor) -> bool:
         and features.element_size() <= 4
         and features.shape[2] <= _MOST_FEATURES
         and anchors.shape[2] <= _MOST_AXES
+    )
+
+
+def takes_anchors(positions: Tensor) -> bool:
+    """Whether the kernel for W^A takes these: on a GPU, in float32 or less, not too many."""
+    return (
+        _enabled
+        and positions.is_cuda
+        and positions.element_size() <= 4
+        and positions.shape[1] <= _MOST_ANCHORS
+        and positions.shape[2] <= _MOST_AXES
     )
 
 
