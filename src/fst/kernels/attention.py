@@ -10,8 +10,8 @@ and going backward, with g the gradient of out and δ_i = g_i · out_i,
 
     ∂v_j = Σ_i P_ij g_i,   S_ij = P_ij scale (g_i · v_j - δ_i),   ∂q = S k,   ∂k = Sᵀ q.
 
-One pass over P makes all three: each tile of keys adds its share to a float32 copy of ∂q, in no
-fixed order. A second pass instead gives the same bits every time.
+Two passes, one over tiles of keys and one over tiles of queries: adding up ∂q from the first with
+atomic operations takes longer on an H200 than computing P again.
 """
 
 import math
@@ -99,13 +99,13 @@ def attention_kernel(
 
 @triton.jit
 def attention_keys_kernel(
-    grad, q, k, v, logarithms, delta, dk, dv, dq,
+    grad, q, k, v, logarithms, delta, dk, dv,
     g_b, g_h, g_n, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
     H, M, N, c, scale,
     SIZE: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN_M: tl.constexpr,
 ):  # fmt: skip
-    """A tile of keys against all queries; their gradients are added to `dq`, if there is one."""
+    """A tile of keys against all queries."""
     both = tl.program_id(1)
     b, h = (both // H).to(tl.int64), (both % H).to(tl.int64)
     grad += (b * g_b + h * g_h) * UNIT
@@ -133,15 +133,7 @@ def attention_keys_kernel(
         sum_v = tl.dot(weights.to(g.dtype), g, sum_v, input_precision="ieee")
         change = tl.dot(value, tl.trans(g), input_precision="ieee")
         change = weights * (change * scale - along[None, :])
-        rounded = change.to(query.dtype)
-        sum_k = tl.dot(rounded, query, sum_k, input_precision="ieee")
-        if dq is not None:
-            part = tl.dot(tl.trans(rounded), key, input_precision="ieee")  # m k
-            place = dq + (both.to(tl.int64) * M + rows[:, None]) * K + tl.arange(0, K)[None, :]
-            if EVEN_M:
-                tl.atomic_add(place, part, sem="relaxed")
-            else:
-                tl.atomic_add(place, part, mask=(rows < M)[:, None], sem="relaxed")
+        sum_k = tl.dot(change.to(query.dtype), query, sum_k, input_precision="ieee")
     _put_rows(dk, b, h, H, columns, N, SIZE, K, sum_k)
     _put_rows(dv, b, h, H, columns, N, SIZE, K, sum_v)
 
@@ -207,7 +199,6 @@ def _tiles(queries: int, keys: int, warps: int, stages: int) -> dict[str, int]:
 
 # The fastest of those tried on an H200.
 FORWARD = _tiles(64, 64, 4, 4)
-BACKWARD = _tiles(64, 64, 4, 3)
 BACKWARD_KEYS = _tiles(64, 64, 4, 3)
 BACKWARD_QUERIES = _tiles(64, 32, 4, 3)
 
@@ -267,23 +258,18 @@ def attention_backward(
     delta: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`delta` is Σ grad · out · scale. Where results must repeat to the last bit, two passes."""
+    """`delta` is scale Σ grad · out, over the channels."""
     batch, heads, count, size = queries.shape
     others, wide = keys.shape[2], _widened(size)
     dq, dk, dv = _joined(queries, count), _joined(keys, others), _joined(values, others)
     given = (grad, queries, keys, values, logarithms, delta)
     strides, unit = _strides(grad, queries, keys, values)
     numbers = (*strides, heads, count, others, scale * math.log2(math.e), scale)
-    two_passes = torch.are_deterministic_algorithms_enabled()
-    sums = None if two_passes else grad.new_zeros(batch, heads, count, wide, dtype=torch.float32)
-    tiles = BACKWARD_KEYS if two_passes else BACKWARD
+    tiles = BACKWARD_KEYS
     attention_keys_kernel[(triton.cdiv(others, tiles["BLOCK_N"]), batch * heads)](
-        *given, dk, dv, sums, *numbers,
+        *given, dk, dv, *numbers,
         SIZE=size, K=wide, UNIT=unit, EVEN_M=count % tiles["BLOCK_M"] == 0, **tiles,
     )  # fmt: skip
-    if sums is not None:
-        dq.copy_(sums[..., :size])
-        return dq, dk, dv
     tiles = BACKWARD_QUERIES
     attention_queries_kernel[(triton.cdiv(count, tiles["BLOCK_M"]), batch * heads)](
         *given, dq, *numbers,
