@@ -26,6 +26,7 @@ from speed_setting import (
 from torch import Tensor
 
 import fst
+from fst import kernels
 from fst.blending import field_at
 from fst.local import weighty_blend
 from fst.rbf import blend, rbf_weights
@@ -145,9 +146,14 @@ def calls(field: fst.Field, queries: Tensor) -> dict[str, Callable[[], Tensor]]:
         *queries.shape[:2], features.shape[2], dtype=product_dtype(features)
     )
 
+    def full(points: Tensor) -> Tensor:
+        """With all anchors; without gradients, `field_at` leaves out those that weigh nothing."""
+        if kernels.fused_blend is None or not kernels.usable(anchors.positions, features):
+            return field_at(points, *given[1:])
+        return kernels.fused_blend(points, *given[1:3], features.to(product_dtype(features)))
+
     def pieces() -> Tensor:
-        parts = queries.split(size, dim=1)
-        return torch.cat([field_at(part, *given[1:]) for part in parts], dim=1)
+        return torch.cat([full(part) for part in queries.split(size, dim=1)], dim=1)
 
     def dense() -> Tensor:
         return blend(rbf_weights(queries, anchors.positions, anchors.length_scales), features)
@@ -162,11 +168,11 @@ def calls(field: fst.Field, queries: Tensor) -> dict[str, Callable[[], Tensor]]:
         return torch.cat([field.decoder(*pair, field.condition) for pair in pairs], dim=1)
 
     return {
-        FULL: partial(field_at, *given),
+        FULL: partial(full, queries),
         PIECEWISE: pieces,
         DENSE: dense,
         NEAREST: partial(fst.rbf_blend, *given, neighbors=NEIGHBORS),
-        WEIGHTY: partial(weighty_blend, *given),
+        WEIGHTY: partial(field_at if queries.is_cuda else weighty_blend, *given),
         MLPS: decoder,
         WHOLE: partial(field, queries),
         WHOLE_PLAIN: plain,

@@ -1,5 +1,7 @@
 """The blend by the fastest exact way there is: fused on a GPU, local on request, else as written.
 
+Without gradients, many points on a GPU are blended from the anchors that weigh something.
+
 `rbf_blend` is for users and checks what it is given; `field_at` is the same without the checks.
 """
 
@@ -11,6 +13,17 @@ from fst import kernels
 from fst.local import nearest_blend
 from fst.rbf import blend, rbf_weights
 from fst.types import check_alike, check_neighbors, check_tensor, product_dtype
+
+if kernels.fused_blend is not None:
+    from fst.kernels.local_blend import MOST_ANCHORS, local_blend
+
+# Fewer points or anchors than this gain nothing from lists of anchors.
+LOCAL_POINTS, LOCAL_ANCHORS = 4096, 128
+
+
+def learned(*tensors: Tensor) -> bool:
+    """Whether a gradient may be asked of what is made from these."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def field_at(
@@ -25,7 +38,9 @@ def field_at(
         return nearest_blend(points, anchors, length_scales, features, neighbors)
     if kernels.fused_blend is not None and kernels.usable(anchors, features):
         features = features.to(product_dtype(features))
-        return kernels.fused_blend(points, anchors, length_scales, features)
+        given = (points, anchors, length_scales, features)
+        many = points.shape[1] >= LOCAL_POINTS and LOCAL_ANCHORS <= anchors.shape[1] <= MOST_ANCHORS
+        return local_blend(*given) if many and not learned(*given) else kernels.fused_blend(*given)
     return blend(rbf_weights(points, anchors, length_scales), features)
 
 

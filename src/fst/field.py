@@ -1,22 +1,31 @@
 """The field: anchors and their refined features, callable anywhere in the domain (Equation 6)."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fst.blending import field_at
+from fst import kernels
+from fst.blending import field_at, learned
 from fst.decoder import Decoder
 from fst.local import weighty_blend
 from fst.operators import Output, Standardization
-from fst.types import Anchors, Domain, check_neighbors, check_queries
+from fst.types import Anchors, Domain, check_neighbors, check_queries, product_dtype
+
+if kernels.fused_blend is not None:
+    from fst.kernels.local_blend import compact_order, scattered
 
 # Numbers held at once while a chunk of queries is decoded: weights, logits and hidden layers. A
 # GPU wants many at a time; a CPU is several times faster when they stay in its cache.
 CHUNK_NUMBERS = {"cpu": 2**22, "cuda": 2**25}
-# Queries whose anchors are looked for together; their tiles times all anchors are held at once.
-REGION = 2**15
+# Queries whose anchors are looked for together; their tiles times all anchors are held at once. A
+# GPU is faster with more of them.
+REGION, GPU_REGION = 2**15, 2**18
+# Bytes held at once where the blend needs no memory of its own: those of the hidden layers, about
+# so many times the width for each query.
+FUSED_BYTES, FUSED_WIDTHS = 2**30, 12
 
 
 def queries_at_once(like: Tensor, numbers: int) -> int:
@@ -55,7 +64,11 @@ class Field(Output):
         self, queries: Float[Tensor, "b q s"], neighbors: int | None = None
     ) -> Float[Tensor, "b q o"]:
         """Values at queries, unchecked and in one piece: the training path."""
-        queries = self.domain.to_unit(queries)
+        return self._decode_unit(self.domain.to_unit(queries), neighbors)
+
+    def _decode_unit(
+        self, queries: Float[Tensor, "b q s"], neighbors: int | None = None
+    ) -> Float[Tensor, "b q o"]:
         anchors = self.unit_anchors
         blended = field_at(
             queries, anchors.positions, anchors.length_scales, self.features, neighbors
@@ -68,15 +81,43 @@ class Field(Output):
         """Values at queries, in chunks that bound the memory; `neighbors` limits the anchors."""
         queries = check_queries(queries, self.domain, self.like)
         check_neighbors(neighbors)
+        unit = self.domain.to_unit(queries)
+        whole = neighbors is None or neighbors >= self.features.shape[1]
+        fused = kernels.fused_blend is not None and kernels.usable(self.like, self.features)
+        parts = self._fused(unit) if whole and fused else self._in_regions(unit, neighbors)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _fused(self, queries: Float[Tensor, "b q s"]) -> list[Float[Tensor, "b p o"]]:
+        """Values in equal parts, where a kernel blends without any memory of its own."""
+        batch, _, width = self.features.shape
+        each = FUSED_WIDTHS * batch * width * product_dtype(self.features).itemsize
+        number = math.ceil(queries.shape[1] * each / FUSED_BYTES)
+        parts = queries.tensor_split(max(1, number), dim=1)
+        inside = (queries, self.features, *self.decoder.parameters())
+        if learned(*inside) or not scattered(queries):
+            return [self._decode_unit(part) for part in parts]
+        return [self._decode_sorted(part) for part in parts]
+
+    def _decode_sorted(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q o"]:
+        """Values at queries in any order: neighbours share the anchors that matter to them."""
+        order = compact_order(queries)[..., None]
+        values = self._decode_unit(queries.gather(1, order.expand_as(queries)))
+        return torch.empty_like(values).scatter_(1, order.expand_as(values), values)
+
+    def _in_regions(
+        self, queries: Float[Tensor, "b q s"], neighbors: int | None
+    ) -> list[Float[Tensor, "b p o"]]:
+        """Values in parts, where the blend holds weights or looks for anchors."""
         batch, count, width = self.features.shape
         size = queries_at_once(queries, batch * (4 * count + 12 * width))
         parts: list[Tensor] = []
         # Many queries at once, because neighbours among them share their lists of anchors.
-        for region in self.domain.to_unit(queries).split(REGION, dim=1):
+        together = GPU_REGION if queries.is_cuda and neighbors is not None else REGION
+        for region in queries.split(together, dim=1):
             blended = self._blend(region, neighbors, size)
             pairs = zip(blended.split(size, dim=1), region.split(size, dim=1), strict=True)
             parts += [self._finish(*pair) for pair in pairs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return parts
 
     def _blend(
         self, queries: Float[Tensor, "b q s"], neighbors: int | None, size: int
@@ -85,8 +126,7 @@ class Field(Output):
         whole = neighbors is None or neighbors >= positions.shape[1]
         if whole and queries.device.type == "cpu" and not torch.is_grad_enabled():
             return weighty_blend(queries, positions, scales, self.features)
-        at_once = size if whole else REGION
-        parts = queries.split(at_once, dim=1)
+        parts = queries.split(size, dim=1) if whole else (queries,)
         return torch.cat(
             [field_at(part, positions, scales, self.features, neighbors) for part in parts], dim=1
         )

@@ -1,0 +1,165 @@
+"""The blend on a GPU from the anchors that matter: exact to rounding, without gradients.
+
+Points, anchors, length scales and features enter; the blend leaves. Neighbouring points of the
+input make a tile. A first kernel bounds the exponents t of `fst.kernels.blend` between an anchor
+and the bounding box of each tile and lists, tile by tile, the anchors with
+
+    highest t_j in the box ≥ max_k (lowest t_k in the box) - slack,   slack = log₂(M / tolerance).
+
+Every other anchor weighs, at every point of the tile, less than `tolerance` / M of the heaviest:
+all of them together are below the rounding of the features' dtype. The forward kernel of the full
+blend then reads the listed anchors only. They are listed one by one, because length scales vary so
+much from one anchor to the next that among a few neighbours there is nearly always a wide one.
+
+How much there is to win depends on the order of the points: `compact_order` sorts scattered ones.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fst.kernels.blend import FOLD, FORWARD_PRECISION, tile_sizes
+from fst.kernels.forward_blend import run_blend, with_ones
+
+# Tiles of the forward kernel by the size of a feature in bytes.
+LOCAL_TILES = {2: tile_sizes(64, 32, 4, 3), 4: tile_sizes(32, 32, 4, 2)}
+# What is left out weighs at most this part of a feature's rounding.
+SHARE = 1 / 8
+# All anchors are looked at together when a list is made.
+MOST_ANCHORS = 4096
+# Cells of one axis among which points are sorted, as a power of two.
+CELL_BITS = {1: 12, 2: 6, 3: 5}
+# Points count as sorted if a tile spans, on average, at most this part of an axis.
+SORTED_SPAN = 0.25
+
+
+@triton.jit
+def _span(points, Q, rows, anchors, inverse, M, columns, there, axis: tl.constexpr):
+    """The squared distances along an axis from each anchor to the tile's box, least and most."""
+    x = tl.load(points + axis * Q + rows)
+    low, high = tl.min(x, 0), tl.max(x, 0)
+    a = tl.load(anchors + axis * M + columns, mask=there, other=0.0)
+    i = tl.load(inverse + axis * M + columns, mask=there, other=0.0)
+    least = tl.maximum(tl.maximum(low - a, a - high), 0.0) * i
+    most = tl.maximum(a - low, high - a) * i
+    return least * least, most * most
+
+
+@triton.jit
+def list_kernel(
+    points, anchors, inverse, chosen, counts,
+    Q, M, R, point_stride, slack,
+    AXES: tl.constexpr, SPAN: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """The anchors that matter to a tile of points, and how many there are."""
+    batch = tl.program_id(1).to(tl.int64)
+    tile = batch * tl.num_programs(0) + tl.program_id(0)
+    points += batch * point_stride
+    anchors += batch * M * AXES
+    inverse += batch * M * AXES
+    chosen += tile * R
+    rows = tl.minimum(tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q), Q - 1)
+    columns = tl.arange(0, SPAN)
+    there = columns < M
+    least, most = _span(points, Q, rows, anchors, inverse, M, columns, there, 0)
+    if AXES > 1:
+        more = _span(points, Q, rows, anchors, inverse, M, columns, there, 1)
+        least, most = least + more[0], most + more[1]
+    if AXES > 2:
+        more = _span(points, Q, rows, anchors, inverse, M, columns, there, 2)
+        least, most = least + more[0], most + more[1]
+    bound = tl.min(tl.where(there, most, float("inf")), 0) + slack
+    keep = (there & (least <= bound)).to(tl.int32)
+    tl.store(chosen + tl.cumsum(keep, 0) - 1, columns, mask=keep > 0)
+    count = tl.sum(keep, 0)
+    tl.store(counts + tile, count)
+    # A list ends with a whole block. Beyond the last anchor lies one that weighs nothing.
+    rest = count + tl.arange(0, BLOCK_M)
+    tl.store(chosen + rest, M, mask=rest < tl.cdiv(count, BLOCK_M) * BLOCK_M)
+
+
+def anchor_lists(
+    points: Float[Tensor, "#b s q"],
+    anchors: Float[Tensor, "b s m"],
+    inverse: Float[Tensor, "b s m"],
+    rows: int,
+    tolerance: float,
+    tiles: dict[str, int],
+) -> tuple[Int[Tensor, "b t r"], Int[Tensor, "b t"]]:
+    """For each tile of points the anchors that matter to it, and their number."""
+    (batch, axes, count), queries = anchors.shape, points.shape[2]
+    number = triton.cdiv(queries, tiles["BLOCK_Q"])
+    chosen = anchors.new_empty(batch, number, rows, dtype=torch.int32)
+    counts = anchors.new_empty(batch, number, dtype=torch.int32)
+    list_kernel[(number, batch)](
+        points, anchors, inverse, chosen, counts,
+        queries, count, rows, 0 if points.shape[0] == 1 else axes * queries,
+        math.log2(count / tolerance),
+        AXES=axes, SPAN=triton.next_power_of_2(count),
+        BLOCK_Q=tiles["BLOCK_Q"], BLOCK_M=tiles["BLOCK_M"], num_warps=4,
+    )  # fmt: skip
+    return chosen, counts
+
+
+@torch.library.custom_op("fst::rbf_local_blend", mutates_args=())
+def blend_locally(
+    points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor, channels: int
+) -> Tensor:
+    """The blend (b q d) of the anchors that matter; the features come from `with_ones`."""
+    tiles = LOCAL_TILES[features.element_size()]
+    # One more than there are: what fills up a list.
+    rows = triton.cdiv(anchors.shape[2] + 1, tiles["BLOCK_M"]) * tiles["BLOCK_M"]
+    tolerance = SHARE * torch.finfo(features.dtype).eps
+    lists = anchor_lists(points, anchors, inverse, rows, tolerance, tiles)
+    return run_blend(
+        points, anchors, inverse, features, channels, rows, tiles, FORWARD_PRECISION, lists
+    )[0]
+
+
+@blend_locally.register_fake
+def _(points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor, channels: int) -> Tensor:
+    return features.new_empty(anchors.shape[0], points.shape[2], channels)
+
+
+def local_blend(
+    points: Float[Tensor, "#b q s"],
+    anchors: Float[Tensor, "b m s"],
+    length_scales: Float[Tensor, "b m s"],
+    features: Float[Tensor, "b m d"],
+) -> Float[Tensor, "b q d"]:
+    """The full blend to rounding, in the features' dtype, from the anchors that matter."""
+    inverse = FOLD / length_scales.float()
+    places = (x.float().transpose(1, 2).contiguous() for x in (points, anchors, inverse))
+    return blend_locally(*places, with_ones(features), features.shape[2])
+
+
+def scattered(points: Float[Tensor, "b q s"]) -> bool:
+    """Whether neighbours in the order of points of the unit box are far from each other.
+
+    This looks at the numbers, so it waits for the GPU.
+    """
+    tile = LOCAL_TILES[2]["BLOCK_Q"]
+    if points.shape[1] < 2 * tile:
+        return False
+    tiles = points[:, : points.shape[1] // tile * tile].unflatten(1, (-1, tile))
+    return bool((tiles.amax(dim=2) - tiles.amin(dim=2)).mean() > SORTED_SPAN)
+
+
+def compact_order(points: Float[Tensor, "b q s"]) -> Int[Tensor, "b q"]:
+    """An order in which points of the unit box come in compact tiles.
+
+    They are sorted into the cells of a grid, which follow each other along a curve whose
+    neighbours are neighbours (the bits of the axes interlaced).
+    """
+    axes = points.shape[2]
+    bits = CELL_BITS[axes]
+    cells = (points * 2**bits).to(torch.int16).clamp(0, 2**bits - 1)
+    place = torch.zeros_like(cells[..., 0])
+    for bit in range(bits):
+        for axis in range(axes):
+            place |= ((cells[..., axis] >> bit) & 1) << (bit * axes + axis)
+    return place.argsort(dim=1)
