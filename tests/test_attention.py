@@ -12,8 +12,8 @@ def test_widened_heads_change_nothing(size):
     attention = Attention(2 * size, 2).double()
     tokens = torch.randn(3, 5, 2 * size, dtype=torch.float64, requires_grad=True)
     projections = (attention.query, attention.key, attention.value)
-    plain = attention._project(tokens, *projections)
-    wide = attention._project_together(tokens, *projections)
+    plain = attention._project(tokens, None, *projections)
+    wide = attention._project_together(tokens, None, *projections)
     for narrow, widened in zip(plain, wide, strict=True):
         assert widened.shape[-1] % ALIGNMENT == 0
         torch.testing.assert_close(widened[..., :size], narrow, rtol=0, atol=1e-14)

@@ -36,10 +36,9 @@ class DecoderBlock(nn.Module):
         observed: Float[Tensor, "b n w"],
         mask: Bool[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b j w"]:
-        normed = self.self_norm(tokens)
-        tokens = tokens + self.self_attention.attend_to_self(normed)
+        tokens = tokens + self.self_attention.attend_to_self(tokens, self.self_norm)
         memory = self.cross_attention.remember(observed, mask)
-        tokens = tokens + self.cross_attention(self.cross_norm(tokens), memory)
+        tokens = tokens + self.cross_attention(tokens, memory, self.cross_norm)
         return tokens + self.feed_forward(self.feed_norm(tokens))
 
 

@@ -6,6 +6,7 @@ The blend at the queries is made by the caller, with the decoding length scales.
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fst import kernels
 from fst.nn import MLP, FourierFeatures, PointMLP, ResidualFeedForward
 
 
@@ -27,7 +28,22 @@ class Decoder(nn.Module):
         condition: Float[Tensor, "b c"] | None,
     ) -> Float[Tensor, "b q o"]:
         place = self.evaluate.place(self.fourier(queries), condition)
-        return self.output(self.norm(self.feed_forward(self.evaluate(blended, place))))
+        return self._output(self.feed_forward(self.evaluate(blended, place)))
+
+    def _output(self, tokens: Float[Tensor, "b q d"]) -> Float[Tensor, "b q o"]:
+        """MLP(LN(x)), in one kernel where there is one for it."""
+        first, _, second = self.output
+        assert isinstance(first, nn.Linear)
+        assert isinstance(second, nn.Linear)
+        fused, half, single = (
+            kernels.output_mlp,
+            tokens.element_size() == 2,
+            second.out_features == 1,
+        )
+        if not (fused and half and single and kernels.takes_tokens(tokens, first.out_features)):
+            return self.output(self.norm(tokens))
+        layers = first.weight, first.bias, second.weight, second.bias
+        return fused(tokens, self.norm.weight, self.norm.bias, *layers, self.norm.eps)
 
 
 class PooledHead(nn.Module):

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from fst import kernels
 from fst.blending import field_at
-from fst.nn import Attention, FeedForward, FourierFeatures, PointMLP, ResidualFeedForward
+from fst.nn import (
+    Attention,
+    FeedForward,
+    FourierFeatures,
+    PointMLP,
+    ResidualFeedForward,
+    residual_feed,
+)
 from fst.rbf import blend, rbf_weights
 from fst.types import Anchors, product_dtype
 
@@ -56,11 +63,11 @@ class Read(nn.Module):
     ) -> Any:
         """What every step reads; where the anchors are does not matter to plain attention."""
         del anchors
-        return self.attention.remember(self.norm_h(tokens), mask)
+        return self.attention.remember(tokens, mask, self.norm_h)
 
     def forward(self, features: Float[Tensor, "b m d"], observed: Any) -> Float[Tensor, "b m d"]:
-        features = features + self.attention(self.norm_a(features), observed)
-        return features + self.feed_forward(self.norm_2(features))
+        features = features + self.attention(features, observed, self.norm_a)
+        return residual_feed(features, self.norm_2, self.feed_forward)
 
 
 class EvaluateMixWrite(nn.Module):
@@ -102,13 +109,12 @@ class EvaluateMixWrite(nn.Module):
         elsewhere = self.evaluate(field_at(uniform, positions, scales, features), place)  # b u d
         evaluated = torch.cat((at_anchors[:, points.anchor_indices], elsewhere), dim=1)  # b e d
 
-        normed = self.norm_e(evaluated)
-        mixed = evaluated + self.mix.attend_to_self(normed)
-        mixed = mixed + self.mix_feed(self.norm_g(mixed))
+        mixed = evaluated + self.mix.attend_to_self(evaluated, self.norm_e)
+        mixed = residual_feed(mixed, self.norm_g, self.mix_feed)
 
-        memory = self.write.remember(self.norm_e(mixed))
-        features = features + self.write(self.norm_q(at_anchors), memory)
-        return features + self.write_feed(self.norm_v(features))
+        memory = self.write.remember(mixed, norm=self.norm_e)
+        features = features + self.write(at_anchors, memory, self.norm_q)
+        return residual_feed(features, self.norm_v, self.write_feed)
 
 
 class SelfAttentionBlock(nn.Module):
@@ -121,8 +127,8 @@ class SelfAttentionBlock(nn.Module):
         self.feed_forward = ResidualFeedForward(width)
 
     def forward(self, features: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
-        normed = self.norm(features)
-        return self.feed_forward(features + self.attention.attend_to_self(normed))
+        mixed = features + self.attention.attend_to_self(features, self.norm)
+        return self.feed_forward(mixed)
 
 
 class AnchorSelfAttention(nn.Module):

@@ -86,6 +86,23 @@ class FeedForward(MLP):
         super().__init__(width, 4 * width, width)
 
 
+def residual_feed(
+    tokens: Float[Tensor, "b p d"], norm: nn.LayerNorm, feed: MLP
+) -> Float[Tensor, "b p d"]:
+    """x + FFN(LN(x)), in one kernel where there is one for it.
+
+    Float32 tokens go the plain way even under autocast: the kernel would round the sum.
+    """
+    first, _, second = feed
+    assert isinstance(first, nn.Linear)
+    assert isinstance(second, nn.Linear)
+    fused, half = kernels.feed_forward, tokens.element_size() == 2
+    if fused is None or not half or not kernels.takes_tokens(tokens, first.out_features):
+        return tokens + feed(norm(tokens))
+    layers = first.weight, first.bias, second.weight, second.bias
+    return fused(tokens, norm.weight, norm.bias, *layers, norm.eps)
+
+
 class ResidualFeedForward(nn.Module):
     """x + FFN(LN(x))."""
 
@@ -95,7 +112,7 @@ class ResidualFeedForward(nn.Module):
         self.feed_forward = FeedForward(width)
 
     def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
-        return tokens + self.feed_forward(self.norm(tokens))
+        return residual_feed(tokens, self.norm, self.feed_forward)
 
 
 def zero_linear(inputs: int, outputs: int) -> nn.Linear:
@@ -132,8 +149,26 @@ class PointMLP(nn.Module):
     def forward(
         self, blend: Float[Tensor, "b p d"], place: Float[Tensor, "#b p k"]
     ) -> Float[Tensor, "b p d"]:
-        weight = self.first.weight[:, : self.sizes[0]]
-        return self.second(F.gelu(F.linear(blend, weight) + place))
+        weight, second = self.first.weight[:, : self.sizes[0]], self.second
+        fused = kernels.point_mlp
+        if fused is not None and kernels.takes_tokens(blend, second.in_features):
+            return fused(blend, place, weight, second.weight, second.bias)
+        return second(F.gelu(F.linear(blend, weight) + place))
+
+
+def normed_linear(
+    tokens: Float[Tensor, "b p d"],
+    norm: nn.LayerNorm | None,
+    weight: Float[Tensor, "n d"],
+    bias: Float[Tensor, " n"],
+) -> Float[Tensor, "b p n"]:
+    """W LN(x) + b, in one kernel where there is one for it; without a norm W x + b."""
+    if norm is None:
+        return F.linear(tokens, weight, bias)
+    fused, half = kernels.normed_linear, tokens.element_size() == 2
+    if fused is None or not half or not kernels.takes_tokens(tokens, len(weight)):
+        return F.linear(norm(tokens), weight, bias)
+    return fused(tokens, norm.weight, norm.bias, weight, bias, norm.eps)
 
 
 class Memory(NamedTuple):
@@ -169,6 +204,7 @@ def attend(
 class Attention(nn.Module):
     """Multi-head attention with separate query, key, value and output projections.
 
+    A `norm` is applied to the tokens first: on a GPU in the same kernel as the projections.
     On a GPU the heads are widened with zeros to a size that fused attention takes as it is. The
     zeros are put into the projections' weights, so the activations come out widened without a
     copy; they add nothing to a product.
@@ -186,24 +222,25 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def _project(
-        self, tokens: Float[Tensor, "b n d"], *projections: nn.Linear
+        self, tokens: Float[Tensor, "b n d"], norm: nn.LayerNorm | None, *projections: nn.Linear
     ) -> tuple[Float[Tensor, "b h n k"], ...]:
-        """Tokens through several projections, split into heads."""
+        """Tokens, normalised, through several projections, split into heads."""
         if tokens.is_cuda:
-            return self._project_together(tokens, *projections)
+            return self._project_together(tokens, norm, *projections)
         # On a CPU, joining the weights costs more than it saves.
-        return tuple(self._split(linear(tokens)) for linear in projections)
+        tokens = tokens if norm is None else norm(tokens)
+        return tuple(self._split(project(tokens)) for project in projections)
 
     def _project_together(
-        self, tokens: Float[Tensor, "b n d"], *projections: nn.Linear
+        self, tokens: Float[Tensor, "b n d"], norm: nn.LayerNorm | None, *projections: nn.Linear
     ) -> tuple[Float[Tensor, "b h n w"], ...]:
         """The same in one product, with widened heads."""
         padding, size = -self.head_size % ALIGNMENT, self.head_size
-        weight = torch.stack([linear.weight for linear in projections])  # t d d
+        weight = torch.stack([project.weight for project in projections])  # t d d
         weight = F.pad(weight.unflatten(1, (-1, size)), (0, 0, 0, padding))
-        bias = torch.stack([linear.bias for linear in projections])  # t d
+        bias = torch.stack([project.bias for project in projections])  # t d
         bias = F.pad(bias.unflatten(1, (-1, size)), (0, padding))
-        projected = F.linear(tokens, weight.flatten(0, -2), bias.flatten())
+        projected = normed_linear(tokens, norm, weight.flatten(0, -2), bias.flatten())
         split = projected.unflatten(-1, (len(projections), self.heads, size + padding))
         return split.permute(2, 0, 3, 1, 4).unbind(0)
 
@@ -211,19 +248,26 @@ class Attention(nn.Module):
         return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def remember(
-        self, tokens: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"] | None = None
+        self,
+        tokens: Float[Tensor, "b n d"],
+        mask: Bool[Tensor, "b n"] | None = None,
+        norm: nn.LayerNorm | None = None,
     ) -> Memory:
         """Keys and values of tokens, to be attended to any number of times."""
-        keys, values = self._project(tokens, self.key, self.value)
+        keys, values = self._project(tokens, norm, self.key, self.value)
         return Memory(keys, values, None if mask is None else mask[:, None, None, :])
 
-    def forward(self, tokens: Float[Tensor, "b p d"], memory: Memory) -> Float[Tensor, "b p d"]:
-        (queries,) = self._project(tokens, self.query)
+    def forward(
+        self, tokens: Float[Tensor, "b p d"], memory: Memory, norm: nn.LayerNorm | None = None
+    ) -> Float[Tensor, "b p d"]:
+        (queries,) = self._project(tokens, norm, self.query)
         return self._attend(queries, memory)
 
-    def attend_to_self(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
+    def attend_to_self(
+        self, tokens: Float[Tensor, "b p d"], norm: nn.LayerNorm | None = None
+    ) -> Float[Tensor, "b p d"]:
         """The same as `forward(tokens, remember(tokens))`; on a GPU in fewer products."""
-        queries, keys, values = self._project(tokens, self.query, self.key, self.value)
+        queries, keys, values = self._project(tokens, norm, self.query, self.key, self.value)
         return self._attend(queries, Memory(keys, values))
 
     def _attend(self, queries: Float[Tensor, "b h p k"], memory: Memory) -> Float[Tensor, "b p d"]:

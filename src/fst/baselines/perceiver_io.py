@@ -74,8 +74,7 @@ class SelfBlock(nn.Module):
         self.feed_forward = MLP(width, width, width)
 
     def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
-        normed = self.norm(tokens)
-        tokens = tokens + self.attention.attend_to_self(normed)
+        tokens = tokens + self.attention.attend_to_self(tokens, self.norm)
         return tokens + self.feed_forward(self.feed_norm(tokens))
 
 
@@ -96,8 +95,8 @@ class CrossBlock(nn.Module):
         read: Float[Tensor, "b n d"],
         mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b p d"]:
-        memory = self.attention.remember(self.memory_norm(read), mask)
-        tokens = tokens + self.attention(self.norm(tokens), memory)
+        memory = self.attention.remember(read, mask, self.memory_norm)
+        tokens = tokens + self.attention(tokens, memory, self.norm)
         return tokens + self.feed_forward(self.feed_norm(tokens))
 
 

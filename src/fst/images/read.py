@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fst.images.patches import PatchGrid
 from fst.layer import Read
-from fst.nn import Memory, attend
+from fst.nn import Memory, attend, normed_linear
 from fst.types import Anchors
 
 INITIAL_SIGMA = 0.20
@@ -134,10 +134,29 @@ class DistanceAttention(nn.Module):
             self.bias.of_queries(positions, keys.dtype),
         )
 
+    def _queries(
+        self,
+        tokens: Float[Tensor, "b m d"],
+        channels: Float[Tensor, "b m e"],
+        norm: nn.LayerNorm | None,
+    ) -> Float[Tensor, "b h m k"]:
+        """The same of what is projected here, in every step: zeros in the weight leave room."""
+        extra = EXTRA_CHANNELS + self.padding
+        weight = F.pad(self.query.weight.unflatten(0, (self.heads, -1)), (0, 0, 0, extra))
+        bias = F.pad(self.query.bias.unflatten(0, (self.heads, -1)), (0, extra))
+        projected = normed_linear(tokens, norm, weight.flatten(0, 1), bias.flatten())
+        heads = projected.unflatten(-1, (self.heads, -1))  # b m h k
+        return (heads + F.pad(channels, (self.head_size, self.padding)).unsqueeze(2)).transpose(
+            1, 2
+        )
+
     def forward(
-        self, tokens: Float[Tensor, "b m d"], memory: BiasedMemory
+        self,
+        tokens: Float[Tensor, "b m d"],
+        memory: BiasedMemory,
+        norm: nn.LayerNorm | None = None,
     ) -> Float[Tensor, "b m d"]:
-        queries = self._widen(self.query(tokens), memory.query_channels)
+        queries = self._queries(tokens, memory.query_channels, norm)
         mixed = attend(queries, Memory(memory.keys, memory.values), 1 / self.bias.factor)
         # The extra channels of the values are zero: the output has zeros for them, not a slice.
         weight = self.output.weight.unflatten(1, (self.heads, -1))

@@ -50,8 +50,7 @@ class Block(nn.Module):
         self.feed_forward = AlignedMLP(width, hidden)
 
     def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
-        normed = self.norm(tokens)
-        tokens = tokens + self.attention.attend_to_self(normed)
+        tokens = tokens + self.attention.attend_to_self(tokens, self.norm)
         return tokens + self.feed_forward(self.feed_norm(tokens))
 
 

@@ -7,23 +7,37 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from fst.kernels.feed_forward_packing import EXTRA, product_dtype, takes_sizes
+
 fused_blend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
 short_attention: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
 anchor_weights: Callable[[Tensor, Tensor, torch.dtype], Tensor] | None = None
+point_mlp: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
+feed_forward: Callable[..., Tensor] | None = None
+normed_linear: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], Tensor] | None = None
+output_mlp: Callable[..., Tensor] | None = None
 
 if find_spec("triton") is not None:
-    from fst.kernels import attention, blend, weights
+    from fst.kernels import attention, blend, mlp, weights
+    from fst.kernels.normed_linear import normed_linear
+    from fst.kernels.output_mlp import output_mlp
 
     fused_blend, short_attention = blend.fused_blend, attention.short_attention
     anchor_weights = weights.anchor_weights
+    feed_forward, point_mlp = mlp.feed_forward, mlp.point_mlp
 
 __all__ = [
     "anchor_weights",
+    "feed_forward",
     "fused_blend",
+    "normed_linear",
+    "output_mlp",
+    "point_mlp",
     "reference",
     "short_attention",
     "takes_anchors",
     "takes_heads",
+    "takes_tokens",
     "usable",
 ]
 
@@ -33,6 +47,8 @@ _MOST_FEATURES, _MOST_AXES = 256, 3
 _MOST_ANCHORS = 2048
 # Longer heads are well served by PyTorch's own attention.
 _LONGEST_HEAD = 32
+# Places in a matrix are counted in 32 bits.
+_MOST_NUMBERS = 2**31
 
 _enabled = True
 
@@ -66,6 +82,20 @@ def takes_heads(queries: Tensor) -> bool:
         and queries.is_cuda
         and queries.element_size() == 2
         and queries.shape[-1] <= _LONGEST_HEAD
+    )
+
+
+def takes_tokens(tokens: Tensor, hidden: int) -> bool:
+    """Whether the fused MLPs take tokens (b p d): on a GPU, products in half precision, sizes in
+    whole units of 8. Float32 tokens will do under autocast, as for any product."""
+    batch, count, width = tokens.shape
+    return (
+        _enabled
+        and tokens.is_cuda
+        and tokens.element_size() <= 4
+        and product_dtype(tokens) in (torch.bfloat16, torch.float16)
+        and takes_sizes(width, hidden)
+        and 0 < batch * count * max(width + EXTRA, hidden) < _MOST_NUMBERS
     )
 
 

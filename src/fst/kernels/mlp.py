@@ -1,0 +1,261 @@
+"""The pointwise MLPs of the model, each as one kernel forward and one backward.
+
+    feed_forward: x + W2 gelu(W1 LN(x) + b1) + b2        point_mlp: W2 gelu(W1 x + place) + b2
+
+Activations enter and leave in the dtype of the products, parameters in float32. The kernels want
+the weights packed; that is done here, by operations which torch.compile finds to be the same in
+every refinement step and does once. `feed_forward_kernels` says how the kernels work. The gradients
+of the weights are plain products of what the backward kernel leaves, summed and kept in float32.
+
+On Hopper, in bfloat16, `feed_forward_hopper` replaces the kernels. If it cannot be imported or one
+of its kernels cannot be compiled, a warning says so once and it is never tried again.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import triton
+from jaxtyping import Float
+from torch import Tensor
+
+from fst.kernels.feed_forward_kernels import feed_forward_backward_kernel, feed_forward_kernel
+from fst.kernels.feed_forward_packing import (
+    EXTRA,
+    first_extra,
+    first_layer,
+    pack,
+    pack_first,
+    product_dtype,
+    takes_sizes,
+    tile_widths,
+)
+
+Tiles = dict[str, int]
+Result = TypeVar("Result")
+
+
+def _tiles(tokens: int, hidden: int, warps: int, stages: int) -> Tiles:
+    return {"BLOCK_T": tokens, "BLOCK_H": hidden, "num_warps": warps, "num_stages": stages}
+
+
+# The fastest of those tried on an H200, by whether the channels' second tile is a wide one; then
+# what fits into less shared memory.
+FORWARD = {False: _tiles(128, 64, 8, 3), True: _tiles(128, 32, 8, 3)}
+BACKWARD = {False: _tiles(128, 64, 8, 2), True: _tiles(128, 32, 8, 2)}
+SMALLER = [_tiles(64, 32, 4, 2), _tiles(32, 16, 4, 1)]
+# Each group of warps of the Hopper kernels adds up so many tokens' gradients.
+_GROUP = 64
+
+_hopper_works = True
+
+
+def _if_it_fits(best: Tiles, launch: Callable[[Tiles], Result]) -> Result:
+    """With the best tiles that this GPU has the memory for."""
+    for tiles in (best, *SMALLER[:-1]):
+        try:
+            return launch(tiles)
+        except triton.OutOfResources:
+            continue
+    return launch(SMALLER[-1])
+
+
+def _on_hopper(x: Tensor, launch: Callable[[], None]) -> bool:
+    """Whether the Hopper kernel took these tokens. It is given up for good if it cannot run."""
+    global _hopper_works
+    suited = x.is_cuda and x.dtype == torch.bfloat16 and tile_widths(x.shape[1])[0] == 128
+    if not _hopper_works or not suited or torch.cuda.get_device_capability(x.device)[0] != 9:
+        return False
+    try:
+        launch()
+    except Exception as error:  # whatever another version of a young language may raise
+        _hopper_works = False
+        warnings.warn(
+            f"the MLP kernels for Hopper do not work with Triton {triton.__version__}; slower ones "
+            f"run instead ({type(error).__name__}: {error})",
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+def _constants(x: Tensor, w1: Tensor, hidden: int) -> dict[str, int | bool]:
+    width = x.shape[1]
+    first, second = tile_widths(width)
+    sizes = {"D": width, "E": first_extra(width), "D0": first, "D1": second}
+    exact = x.dtype == torch.float32
+    return sizes | {"H": hidden, "HP": len(w1), "EXACT": exact, "ASM": x.is_cuda}
+
+
+def transposed_product(a: Tensor, b: Tensor) -> Tensor:
+    """aᵀ b over many tokens, in float32."""
+    if a.is_cuda and a.element_size() == 2:
+        return torch.mm(a.t(), b, out_dtype=torch.float32)
+    return a.float().t() @ b.float()
+
+
+@torch.library.custom_op("fst::feed_forward", mutates_args=())
+def mlp_forward(
+    x: Tensor,
+    place: Tensor | None,
+    first: Tensor,
+    second: Tensor,
+    b2: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    eps: float,
+) -> Tensor:
+    """Tokens (t d) to tokens; first (h d+1, or h d) and second (d h) are there for their gradients,
+    w1 and w2 are the same packed. A place (p h) serves tokens with the same index modulo p."""
+    y = torch.empty_like(x)
+
+    def for_hopper() -> None:
+        from fst.kernels import feed_forward_hopper as hopper
+
+        hopper.forward(x, place, w1, w2, b2, eps, y)
+
+    def launch(tiles: Tiles) -> None:
+        rows = 1 if place is None else len(place)
+        feed_forward_kernel[(triton.cdiv(len(x), tiles["BLOCK_T"]),)](
+            x, place, w1, w2, b2, y, len(x), rows, eps, **_constants(x, w1, len(first)), **tiles
+        )
+
+    if not _on_hopper(x, for_hopper):
+        _if_it_fits(FORWARD[tile_widths(x.shape[1])[1] == 128], launch)
+    return y
+
+
+@mlp_forward.register_fake
+def _(
+    x: Tensor,
+    place: Tensor | None,
+    first: Tensor,
+    second: Tensor,
+    b2: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    eps: float,
+) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("fst::feed_forward_backward", mutates_args=())
+def mlp_backward(
+    dy: Tensor, x: Tensor, place: Tensor | None, w1: Tensor, w2: Tensor, hidden: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, place (empty without one), first (with EXTRA columns), second and b2."""
+    count, width = x.shape
+    dx = torch.empty_like(x)
+    normed = x.new_empty(count, width + EXTRA) if place is None else None
+    gelu, change = x.new_empty(count, hidden), x.new_empty(count, hidden)
+    sums = x.new_empty(2 * triton.cdiv(count, 2 * _GROUP), width, dtype=torch.float32)
+
+    def for_hopper() -> None:
+        from fst.kernels import feed_forward_hopper_backward as hopper
+
+        hopper.backward(dy, x, place, w1, w2, eps, dx, normed, gelu, change, sums)
+
+    def launch(tiles: Tiles) -> Tensor:
+        shares = x.new_empty(triton.cdiv(count, tiles["BLOCK_T"]), width, dtype=torch.float32)
+        feed_forward_backward_kernel[(len(shares),)](
+            dy, x, place, w1, w2, dx, normed, gelu, change, shares,
+            count, 1 if place is None else len(place), eps,
+            **_constants(x, w1, hidden), EXTRA=EXTRA, **tiles,
+        )  # fmt: skip
+        return shares
+
+    if not _on_hopper(x, for_hopper):
+        sums = _if_it_fits(BACKWARD[tile_widths(width)[1] == 128], launch)
+    first = transposed_product(change, x if normed is None else normed)
+    second = transposed_product(dy, gelu)
+    if place is None:
+        change = x.new_empty(0)
+    elif len(place) < count:
+        change = change.unflatten(0, (-1, len(place))).sum(dim=0)
+    return dx, change, first, second, sums.sum(dim=0)
+
+
+@mlp_backward.register_fake
+def _(
+    dy: Tensor, x: Tensor, place: Tensor | None, w1: Tensor, w2: Tensor, hidden: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    width = x.shape[1]
+    return (
+        torch.empty_like(x),
+        x.new_empty(0) if place is None else torch.empty_like(place),
+        x.new_empty(hidden, width + (EXTRA if place is None else 0), dtype=torch.float32),
+        x.new_empty(width, hidden, dtype=torch.float32),
+        x.new_empty(width, dtype=torch.float32),
+    )
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, place, first, _, _, w1, w2, ctx.eps = inputs
+    ctx.save_for_backward(x, place, w1, w2)
+    ctx.shape = first.shape
+
+
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    x, place, w1, w2 = ctx.saved_tensors
+    hidden, columns = ctx.shape
+    given = dy.contiguous(), x, place, w1, w2
+    dx, dplace, first, second, b2 = mlp_backward(*given, hidden, ctx.eps)
+    return dx, None if place is None else dplace, first[:, :columns], second, b2, None, None, None
+
+
+mlp_forward.register_autograd(_differentiate, setup_context=_remember)
+
+
+def _rows(tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    return tokens.to(dtype).flatten(0, 1).contiguous()
+
+
+def _check(width: int, hidden: int, second_weight: Tensor) -> None:
+    if not takes_sizes(width, hidden):
+        raise ValueError(
+            f"width must be a multiple of 8 up to 248 and hidden a multiple of 8, "
+            f"got {width} and {hidden}"
+        )
+    if second_weight.shape != (width, hidden):
+        came = tuple(second_weight.shape)
+        raise ValueError(f"second_weight must be {(width, hidden)}, got {came}")
+
+
+def feed_forward(
+    tokens: Float[Tensor, "b p d"],
+    norm_weight: Float[Tensor, " d"],
+    norm_bias: Float[Tensor, " d"],
+    first_weight: Float[Tensor, "h d"],
+    first_bias: Float[Tensor, " h"],
+    second_weight: Float[Tensor, "d h"],
+    second_bias: Float[Tensor, " d"],
+    eps: float,
+) -> Float[Tensor, "b p d"]:
+    """Tokens + MLP(LayerNorm(tokens)), products in the autocast dtype where one is set.
+
+    Wider tokens are rounded to it, also in the sum; their dtype stays.
+    """
+    _check(tokens.shape[-1], len(first_weight), second_weight)
+    dtype = product_dtype(tokens)
+    first = first_layer(norm_weight, norm_bias, first_weight, first_bias)
+    packed = pack_first(first, dtype), pack(second_weight.t(), dtype)
+    layers = first, second_weight.float(), second_bias.float()
+    out = mlp_forward(_rows(tokens, dtype), None, *layers, *packed, eps)
+    return out.view(tokens.shape).to(torch.promote_types(tokens.dtype, dtype))
+
+
+def point_mlp(
+    blend: Float[Tensor, "b p d"],
+    place: Float[Tensor, "#b p h"],
+    weight: Float[Tensor, "h d"],
+    second_weight: Float[Tensor, "d h"],
+    second_bias: Float[Tensor, " d"],
+) -> Float[Tensor, "b p d"]:
+    """The MLP whose first layer has an addend for each point, which the batch may share."""
+    _check(blend.shape[-1], len(weight), second_weight)
+    dtype = product_dtype(blend)
+    packed = pack(weight, dtype), pack(second_weight.t(), dtype)
+    layers = weight.float(), second_weight.float(), second_bias.float()
+    out = mlp_forward(_rows(blend, dtype), _rows(place, dtype), *layers, *packed, 0.0)
+    return out.view(blend.shape)

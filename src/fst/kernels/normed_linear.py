@@ -1,0 +1,166 @@
+"""LayerNorm and the linear layer behind it as one Triton kernel.
+
+Tokens x (t d) enter, y = W LN(x) + b (t n) leaves. LayerNorm is folded into the product, as in
+`fst.kernels.feed_forward_kernels`: the normalised tokens are never in memory going forward. Going
+backward they are stored once, with a column of ones, for the product which gives the gradients of
+weight, bias, and LayerNorm's own parameters.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from fst.kernels.feed_forward_kernels import (
+    _put,
+    _put_normed,
+    _statistics,
+    _tokens,
+    _weights,
+    _with_moments,
+)
+from fst.kernels.feed_forward_packing import (
+    EXTRA,
+    HIDDEN_MULTIPLE,
+    first_extra,
+    first_layer,
+    pack_first,
+    tile_widths,
+)
+from fst.kernels.forward_blend import settled
+from fst.kernels.mlp import transposed_product
+
+FORWARD = {"BLOCK_T": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
+BACKWARD = {"BLOCK_T": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
+
+
+@triton.jit
+def normed_linear_kernel(
+    x, w, y, T, eps,
+    D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+    N: tl.constexpr, NP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    W: tl.constexpr = D0 + D1
+    rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    x0 = _tokens(x, rows, T, 0, D, D0)
+    mean, deviation = _statistics(x0, _tokens(x, rows, T, D0, D, D1), eps, D, D0, D1)
+    x1 = _with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
+    scale = 1.0 / deviation
+    for start in range(0, NP, BLOCK_N):
+        a0 = tl.trans(_weights(w, start, 0, W, BLOCK_N, D0))
+        a1 = tl.trans(_weights(w, start, D0, W, BLOCK_N, D1))
+        found = tl.dot(x0, a0, input_precision="ieee")
+        found = tl.dot(x1, a1, found, input_precision="ieee") * scale[:, None]
+        _put(y, rows, T, start, found, N, BLOCK_N)
+
+
+@triton.jit
+def normed_linear_backward_kernel(
+    dy, x, w, dx, normed, T, eps,
+    D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+    N: tl.constexpr, NP: tl.constexpr, ASM: tl.constexpr, EXTRA: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dx, and the normalised tokens with ones."""
+    W: tl.constexpr = D0 + D1
+    rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    c0, c1 = tl.arange(0, D0), D0 + tl.arange(0, D1)
+    x0, x1 = _tokens(x, rows, T, 0, D, D0), _tokens(x, rows, T, D0, D, D1)
+    mean, deviation = _statistics(x0, x1, eps, D, D0, D1)
+    scale = 1.0 / deviation
+    _put_normed(normed, rows, T, x0, mean, scale, c0, D, EXTRA)
+    _put_normed(normed, rows, T, x1, mean, scale, c1, D, EXTRA)
+    d0 = tl.zeros((BLOCK_T, D0), tl.float32)
+    d1 = tl.zeros((BLOCK_T, D1), tl.float32)
+    for start in range(0, NP, BLOCK_N):
+        g = _tokens(dy, rows, T, start, N, BLOCK_N)
+        d0 = tl.dot(g, _weights(w, start, 0, W, BLOCK_N, D0), d0, input_precision="ieee")
+        d1 = tl.dot(g, _weights(w, start, D0, W, BLOCK_N, D1), d1, input_precision="ieee")
+        d1 = settled(d1, ASM)
+    d0 = tl.where((c0 < D)[None, :], d0, 0.0)
+    d1 = tl.where((c1 < D)[None, :], d1, 0.0)
+    n0 = (_tokens(x, rows, T, 0, D, D0).to(tl.float32) - mean[:, None]) * scale[:, None]
+    n1 = (_tokens(x, rows, T, D0, D, D1).to(tl.float32) - mean[:, None]) * scale[:, None]
+    level = (tl.sum(d0, 1) + tl.sum(d1, 1)) / D
+    along = (tl.sum(d0 * n0, 1) + tl.sum(d1 * n1, 1)) / D
+    _put(dx, rows, T, 0, (d0 - level[:, None] - n0 * along[:, None]) * scale[:, None], D, D0)
+    _put(dx, rows, T, D0, (d1 - level[:, None] - n1 * along[:, None]) * scale[:, None], D, D1)
+
+
+def _common(tokens: Tensor, outputs: int) -> dict[str, Any]:
+    width = tokens.shape[1]
+    first, second = tile_widths(width)
+    padded = triton.cdiv(outputs, HIDDEN_MULTIPLE) * HIDDEN_MULTIPLE
+    return {
+        "D": width, "E": first_extra(width), "D0": first, "D1": second, "N": outputs, "NP": padded
+    }  # fmt: skip
+
+
+@torch.library.custom_op("fst::normed_linear", mutates_args=())
+def normed_linear_forward(tokens: Tensor, layer: Tensor, packed: Tensor, eps: float) -> Tensor:
+    """Of tokens (t d) the outputs (t n). `layer` is `first_layer`, there for its gradient alone."""
+    count, outputs = tokens.shape[0], layer.shape[0]
+    out = tokens.new_empty(count, outputs)
+    normed_linear_kernel[(triton.cdiv(count, FORWARD["BLOCK_T"]),)](
+        tokens, packed, out, count, eps, **_common(tokens, outputs), **FORWARD
+    )
+    return out
+
+
+@normed_linear_forward.register_fake
+def _(tokens: Tensor, layer: Tensor, packed: Tensor, eps: float) -> Tensor:
+    return tokens.new_empty(tokens.shape[0], layer.shape[0])
+
+
+@torch.library.custom_op("fst::normed_linear_backward", mutates_args=())
+def normed_linear_backward(
+    grad: Tensor, tokens: Tensor, packed: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Gradient of the tokens, and the normalised tokens with ones."""
+    count, width = tokens.shape
+    found, normed = torch.empty_like(tokens), tokens.new_empty(count, width + EXTRA)
+    normed_linear_backward_kernel[(triton.cdiv(count, BACKWARD["BLOCK_T"]),)](
+        grad, tokens, packed, found, normed, count, eps,
+        ASM=tokens.is_cuda, EXTRA=EXTRA, **_common(tokens, grad.shape[1]), **BACKWARD,
+    )  # fmt: skip
+    return found, normed
+
+
+@normed_linear_backward.register_fake
+def _(grad: Tensor, tokens: Tensor, packed: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    count, width = tokens.shape
+    return torch.empty_like(tokens), tokens.new_empty(count, width + EXTRA)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tokens, _, packed, ctx.eps = inputs
+    ctx.save_for_backward(tokens, packed)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    tokens, packed = ctx.saved_tensors
+    grad = grad.contiguous()
+    found, normed = normed_linear_backward(grad, tokens, packed, ctx.eps)
+    layer = transposed_product(grad, normed)[:, : tokens.shape[1] + 1]
+    return found, layer, None, None
+
+
+normed_linear_forward.register_autograd(_differentiate, setup_context=_remember)
+
+
+def normed_linear(
+    tokens: Float[Tensor, "b p d"],
+    gamma: Float[Tensor, " d"],
+    beta: Float[Tensor, " d"],
+    weight: Float[Tensor, "n d"],
+    bias: Float[Tensor, " n"],
+    eps: float,
+) -> Float[Tensor, "b p n"]:
+    """W LN(x) + b in the tokens' dtype."""
+    layer = first_layer(gamma, beta, weight, bias)
+    packed = pack_first(layer, tokens.dtype)
+    out = normed_linear_forward(tokens.flatten(0, 1).contiguous(), layer, packed, eps)
+    return out.unflatten(0, tokens.shape[:2])

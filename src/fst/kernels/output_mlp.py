@@ -1,0 +1,208 @@
+"""The decoder's last MLP as Triton kernels, for one output: the hidden layer stays on the chip.
+
+Tokens x (t d) enter, one number a token leaves:
+
+    y = w2 · gelu(W1 LN(x) + b1) + b2.
+
+LayerNorm is folded into the first product, as in `fst.kernels.feed_forward_kernels`. Going
+backward the hidden layer is computed again, and with it each tile's share of Σ_t dy gelu, the
+gradient of w2.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from fst.kernels.feed_forward_kernels import (
+    _put,
+    _put_hidden,
+    _put_normed,
+    _statistics,
+    _tokens,
+    _vector,
+    _weights,
+    _with_moments,
+    gelu,
+    gelu_and_slope,
+)
+from fst.kernels.feed_forward_packing import (
+    EXTRA,
+    first_extra,
+    first_layer,
+    pack_first,
+    tile_widths,
+)
+from fst.kernels.forward_blend import settled
+from fst.kernels.mlp import transposed_product
+
+FORWARD = {"BLOCK_T": 128, "BLOCK_H": 64, "num_warps": 8, "num_stages": 3}
+BACKWARD = {"BLOCK_T": 128, "BLOCK_H": 64, "num_warps": 8, "num_stages": 2}
+
+
+@triton.jit
+def output_kernel(
+    x, w1, w2, b2, y, T, eps,
+    D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+    H: tl.constexpr, HP: tl.constexpr, EXACT: tl.constexpr, ASM: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    W: tl.constexpr = D0 + D1
+    rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    x0 = _tokens(x, rows, T, 0, D, D0)
+    mean, deviation = _statistics(x0, _tokens(x, rows, T, D0, D, D1), eps, D, D0, D1)
+    x1 = _with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
+    scale = 1.0 / deviation
+    total = tl.zeros((BLOCK_T,), tl.float32)
+    for start in range(0, HP, BLOCK_H):
+        a0 = tl.trans(_weights(w1, start, 0, W, BLOCK_H, D0))
+        a1 = tl.trans(_weights(w1, start, D0, W, BLOCK_H, D1))
+        pre = tl.dot(x0, a0, input_precision="ieee")
+        pre = tl.dot(x1, a1, pre, input_precision="ieee") * scale[:, None]
+        total += tl.sum(gelu(pre, EXACT, ASM) * _vector(w2, start, H, BLOCK_H)[None, :], 1)
+    tl.store(y + rows, total + tl.load(b2), mask=rows < T)
+
+
+@triton.jit
+def output_backward_kernel(
+    dy, x, w1, w2, dx, normed, change, shares, T, eps,
+    D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
+    H: tl.constexpr, HP: tl.constexpr, EXACT: tl.constexpr, ASM: tl.constexpr,
+    EXTRA: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """dx; the gradient of gelu's argument (`change`); each tile's share of the gradient of w2."""
+    W: tl.constexpr = D0 + D1
+    tile = tl.program_id(0)
+    rows = tile * BLOCK_T + tl.arange(0, BLOCK_T)
+    dtype = x.dtype.element_ty
+    c0, c1 = tl.arange(0, D0), D0 + tl.arange(0, D1)
+    x0 = _tokens(x, rows, T, 0, D, D0)
+    mean, deviation = _statistics(x0, _tokens(x, rows, T, D0, D, D1), eps, D, D0, D1)
+    x1 = _with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
+    scale = 1.0 / deviation
+    _put_normed(normed, rows, T, x0, mean, scale, c0, D, EXTRA)
+    _put_normed(normed, rows, T, x1, mean, scale, c1, D, EXTRA)
+    g = tl.load(dy + rows, mask=rows < T, other=0.0)
+    d0 = tl.zeros((BLOCK_T, D0), tl.float32)
+    d1 = tl.zeros((BLOCK_T, D1), tl.float32)
+    for start in range(0, HP, BLOCK_H):
+        a0 = _weights(w1, start, 0, W, BLOCK_H, D0)
+        a1 = _weights(w1, start, D0, W, BLOCK_H, D1)
+        pre = tl.dot(x0, tl.trans(a0), input_precision="ieee")
+        pre = tl.dot(x1, tl.trans(a1), pre, input_precision="ieee") * scale[:, None]
+        h, slope = gelu_and_slope(pre, EXACT, ASM)
+        units = start + tl.arange(0, BLOCK_H)
+        tl.store(shares + tile * H + units, tl.sum(h * g[:, None], 0), mask=units < H)
+        back = (slope * g[:, None] * _vector(w2, start, H, BLOCK_H)[None, :]).to(dtype)
+        _put_hidden(change, rows, T, start, back, H, HP, BLOCK_H)
+        d0 = tl.dot(back, a0, d0, input_precision="ieee")
+        d1 = settled(tl.dot(back, a1, d1, input_precision="ieee"), ASM)
+    d0 = tl.where((c0 < D)[None, :], d0, 0.0)
+    d1 = tl.where((c1 < D)[None, :], d1, 0.0)
+    n0 = (_tokens(x, rows, T, 0, D, D0).to(tl.float32) - mean[:, None]) * scale[:, None]
+    n1 = (_tokens(x, rows, T, D0, D, D1).to(tl.float32) - mean[:, None]) * scale[:, None]
+    level = (tl.sum(d0, 1) + tl.sum(d1, 1)) / D
+    along = (tl.sum(d0 * n0, 1) + tl.sum(d1 * n1, 1)) / D
+    _put(dx, rows, T, 0, (d0 - level[:, None] - n0 * along[:, None]) * scale[:, None], D, D0)
+    _put(dx, rows, T, D0, (d1 - level[:, None] - n1 * along[:, None]) * scale[:, None], D, D1)
+
+
+def _common(tokens: Tensor, packed: Tensor, hidden: int) -> dict[str, Any]:
+    width = tokens.shape[1]
+    first, second = tile_widths(width)
+    return {
+        "D": width, "E": first_extra(width), "D0": first, "D1": second,
+        "H": hidden, "HP": len(packed), "EXACT": tokens.dtype == torch.float32,
+        "ASM": tokens.is_cuda,
+    }  # fmt: skip
+
+
+@torch.library.custom_op("fst::output_mlp", mutates_args=())
+def output_forward(
+    tokens: Tensor, layer: Tensor, packed: Tensor, second: Tensor, bias: Tensor, eps: float
+) -> Tensor:
+    """Of tokens (t d) the outputs (t), in float32. `layer` is there for its gradient alone."""
+    count = tokens.shape[0]
+    out = tokens.new_empty(count, dtype=torch.float32)
+    output_kernel[(triton.cdiv(count, FORWARD["BLOCK_T"]),)](
+        tokens, packed, second, bias, out, count, eps,
+        **_common(tokens, packed, len(second)), **FORWARD,
+    )  # fmt: skip
+    return out
+
+
+@output_forward.register_fake
+def _(
+    tokens: Tensor, layer: Tensor, packed: Tensor, second: Tensor, bias: Tensor, eps: float
+) -> Tensor:
+    return tokens.new_empty(tokens.shape[0], dtype=torch.float32)
+
+
+@torch.library.custom_op("fst::output_mlp_backward", mutates_args=())
+def output_backward(
+    grad: Tensor, tokens: Tensor, packed: Tensor, second: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradient of the tokens; normalised tokens with ones; gradient of gelu's argument; shares."""
+    (count, width), hidden = tokens.shape, len(second)
+    tiles = triton.cdiv(count, BACKWARD["BLOCK_T"])
+    found = (
+        torch.empty_like(tokens),
+        tokens.new_empty(count, width + EXTRA),
+        tokens.new_empty(count, hidden),
+        tokens.new_empty(tiles, hidden, dtype=torch.float32),
+    )
+    output_backward_kernel[(tiles,)](
+        grad, tokens, packed, second, *found, count, eps,
+        EXTRA=EXTRA, **_common(tokens, packed, hidden), **BACKWARD,
+    )  # fmt: skip
+    return found
+
+
+@output_backward.register_fake
+def _(
+    grad: Tensor, tokens: Tensor, packed: Tensor, second: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (count, width), hidden = tokens.shape, len(second)
+    return (
+        torch.empty_like(tokens),
+        tokens.new_empty(count, width + EXTRA),
+        tokens.new_empty(count, hidden),
+        tokens.new_empty(-(-count // BACKWARD["BLOCK_T"]), hidden, dtype=torch.float32),
+    )
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tokens, _, packed, second, _, ctx.eps = inputs
+    ctx.save_for_backward(tokens, packed, second)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    tokens, packed, second = ctx.saved_tensors
+    grad = grad.float().contiguous()
+    found, normed, change, shares = output_backward(grad, tokens, packed, second, ctx.eps)
+    layer = transposed_product(change, normed)[:, : tokens.shape[1] + 1]
+    return found, layer, None, shares.sum(dim=0), grad.sum().reshape(1), None
+
+
+output_forward.register_autograd(_differentiate, setup_context=_remember)
+
+
+def output_mlp(
+    tokens: Float[Tensor, "b p d"],
+    gamma: Float[Tensor, " d"],
+    beta: Float[Tensor, " d"],
+    first_weight: Float[Tensor, "h d"],
+    first_bias: Float[Tensor, " h"],
+    second_weight: Float[Tensor, "1 h"],
+    second_bias: Float[Tensor, " 1"],
+    eps: float,
+) -> Float[Tensor, "b p 1"]:
+    """One number a token, in float32."""
+    layer = first_layer(gamma, beta, first_weight, first_bias)
+    packed = pack_first(layer, tokens.dtype)
+    flat = tokens.flatten(0, 1).contiguous()
+    out = output_forward(flat, layer, packed, second_weight[0].float(), second_bias.float(), eps)
+    return out.unflatten(0, tokens.shape[:2]).unsqueeze(-1)

@@ -1,0 +1,354 @@
+"""The fused MLPs against float64, forward and every gradient; they take what they can and no more.
+
+Without a GPU the kernels run in Triton's interpreter, where float16 stands in for half precision.
+The kernels for Hopper have no interpreter: there they are only compiled.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from scipy.special import ndtr
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from fst import kernels
+from fst.kernels import feed_forward_packing as packing
+from fst.nn import PointMLP, ResidualFeedForward, residual_feed
+
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+mlp = pytest.importorskip("fst.kernels.mlp")
+gelus = pytest.importorskip("fst.kernels.feed_forward_kernels")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+# Of one rounding; sums of rounded products stay below four.
+ROUNDING = 2.0 ** (-9 if torch.bfloat16 == HALF else -12)
+BOUND = {torch.float32: 3e-6, HALF: 4 * ROUNDING}
+
+
+def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+def errors(fused, plain, inputs):
+    """Relative errors of the output and of the gradient of every input, and the output."""
+    exact = [tensor.double().requires_grad_() for tensor in inputs]
+    expected = plain(*exact)
+    upstream = torch.randn_like(expected).to(inputs[0].dtype)
+    wanted = torch.autograd.grad(expected, exact, upstream.double())
+    mine = [tensor.clone().requires_grad_() for tensor in inputs]
+    found = fused(*mine)
+    gradients = torch.autograd.grad(found, mine, upstream)
+    assert [g.dtype for g in gradients] == [tensor.dtype for tensor in inputs]
+    pairs = [(found, expected), *zip(gradients, wanted, strict=True)]
+    return [relative(a.detach(), b.detach()) for a, b in pairs], found
+
+
+def made(*shapes, dtype=torch.float32):
+    return [torch.randn(*shape, device=DEVICE).to(dtype) for shape in shapes]
+
+
+def norm_and_layers(width, hidden):
+    """Weight and bias of the norm, of the first and of the second layer."""
+    gamma, beta, first, b1, second, b2 = made(
+        (width,), (width,), (hidden, width), (hidden,), (width, hidden), (width,)
+    )
+    layers = first / width**0.5, 0.1 * b1, second / hidden**0.5, 0.1 * b2
+    return 1 + 0.1 * gamma, 0.1 * beta, *layers
+
+
+def plain_feed(tokens, gamma, beta, first, b1, second, b2):
+    normed = F.layer_norm(tokens, tokens.shape[-1:], gamma, beta)
+    return tokens + F.linear(F.gelu(F.linear(normed, first, b1)), second, b2)
+
+
+def fused_feed(*inputs):
+    return kernels.feed_forward(*inputs, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("batch", "points", "width", "hidden", "dtype", "offset"),
+    [
+        (1, 1, 8, 8, torch.float32, 0),
+        (3, 23, 8, 72, torch.float32, 0),
+        (2, 65, 40, 160, torch.float32, 3),
+        (1, 131, 176, 704, torch.float32, 0),
+        (1, 40, 176, 128, torch.float32, 100),
+        (1, 33, 200, 104, torch.float32, 0),
+        (2, 20, 248, 64, torch.float32, 0),
+        (3, 23, 8, 72, HALF, 0),
+        (1, 131, 176, 704, HALF, 5),
+        (1, 70, 200, 800, HALF, 0),
+    ],
+)
+def test_the_residual_feed_forward(batch, points, width, hidden, dtype, offset):
+    """A common offset of all channels is large in the product and nothing in the norm."""
+    tokens = (made((batch, points, width))[0] + offset).to(dtype)
+    found, output = errors(fused_feed, plain_feed, [tokens, *norm_and_layers(width, hidden)])
+    assert output.dtype == dtype
+    # The offset's own digits are lost before the norm can take it away.
+    assert max(found) < BOUND[dtype] * (1 + offset)
+
+
+def plain_point(blend, place, weight, second, b2):
+    return F.linear(F.gelu(F.linear(blend, weight) + place), second, b2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "points", "width", "hidden", "dtype"),
+    [
+        (2, 35, 40, 80, torch.float32),
+        (3, 47, 176, 352, torch.float32),
+        (1, 130, 200, 400, torch.float32),
+        (2, 20, 8, 16, torch.float32),
+        (2, 65, 176, 352, HALF),
+        (2, 20, 200, 72, HALF),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_point_mlp(batch, points, width, hidden, dtype, shared):
+    blend, place = made((batch, points, width), (1 if shared else batch, points, hidden))
+    _, _, first, _, second, b2 = norm_and_layers(width, hidden)
+    inputs = [blend.to(dtype), place.to(dtype), first, second, b2]
+    found, output = errors(kernels.point_mlp, plain_point, inputs)
+    assert output.dtype == dtype
+    assert max(found) < BOUND[dtype]
+
+
+def test_tokens_that_lie_scattered_in_memory():
+    layers = norm_and_layers(16, 24)
+    tokens = made((5, 7, 32))[0][::2, 1:, 4:20]
+    torch.testing.assert_close(fused_feed(tokens, *layers), fused_feed(tokens.clone(), *layers))
+
+
+def test_gradients_repeat_to_the_last_bit():
+    inputs = [made((2, 150, 24))[0], *norm_and_layers(24, 40)]
+    runs = []
+    for _ in range(2):
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        runs.append(torch.autograd.grad(fused_feed(*leaves).square().sum(), leaves))
+    for first, second in zip(*runs):
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@triton.jit
+def gelu_kernel(
+    x, values, again, slopes, exact: tl.constexpr, asm: tl.constexpr, size: tl.constexpr
+):
+    index = tl.program_id(0) * size + tl.arange(0, size)
+    given = tl.load(x + index)
+    tl.store(values + index, gelus.gelu(given, exact, asm))
+    value, slope = gelus.gelu_and_slope(given, exact, asm)
+    tl.store(again + index, value)
+    tl.store(slopes + index, slope)
+
+
+@pytest.mark.parametrize(("exact", "bound"), [(True, 4e-7), (False, 2e-6)])
+def test_gelu_and_its_slope(exact, bound):
+    """Far below the rounding of half precision, from the smallest numbers to the largest."""
+    size = np.geomspace(1e-30, 1e4, 6000)
+    grid = np.concatenate((np.linspace(-12, 12, 20768), size, -size)).astype(np.float32)
+    x = torch.from_numpy(grid).to(DEVICE)
+    values, again, slopes = (torch.empty_like(x) for _ in range(3))
+    gelu_kernel[(len(x) // 2048,)](x, values, again, slopes, exact=exact, asm=x.is_cuda, size=2048)
+    d = grid.astype(np.float64)
+    gelu = d * ndtr(d)
+    slope = ndtr(d) + d * np.exp(-0.5 * d * d) / np.sqrt(2 * np.pi)
+    assert torch.equal(values, again)
+    error = np.abs(values.double().cpu().numpy() - gelu)
+    assert (error / np.maximum(1, np.abs(d))).max() < bound
+    # Relative to the number itself where GELU is nearly linear: a half, not a rounded nothing.
+    near = np.abs(d) < 0.01
+    assert (error[near] / np.abs(gelu[near]).clip(1e-38)).max() < 4 * bound
+    assert np.abs(slopes.double().cpu().numpy() - slope).max() < bound
+
+
+@pytest.mark.parametrize("width", range(8, 256, 8))
+def test_tiles_have_room_for_the_columns_behind_the_channels(width):
+    first, second = packing.tile_widths(width)
+    behind = packing.first_extra(width)
+    assert first <= behind
+    assert width <= behind <= first + second - 6
+    assert {first, second} <= {16, 32, 64, 128}
+
+
+def test_sizes_that_are_refused():
+    for width, hidden in ((8, 8), (176, 704), (248, 16)):
+        assert packing.takes_sizes(width, hidden)
+    for width, hidden in ((256, 64), (12, 64), (0, 64), (64, 20), (64, 0)):
+        assert not packing.takes_sizes(width, hidden)
+    with pytest.raises(ValueError, match="width must be a multiple of 8 up to 248.*got 20 and 40"):
+        fused_feed(made((1, 4, 20))[0], *norm_and_layers(20, 40))
+    with pytest.raises(ValueError, match="hidden a multiple of 8, got 16 and 12"):
+        kernels.point_mlp(*made((1, 4, 16), (1, 4, 12), (12, 16), (16, 12), (16,)))
+    with pytest.raises(ValueError, match=r"second_weight must be \(16, 24\), got \(8, 24\)"):
+        kernels.point_mlp(*made((1, 4, 16), (1, 4, 24), (24, 16), (8, 24), (8,)))
+
+
+class OnGPU(torch.Tensor):
+    """Claims to be there."""
+
+    is_cuda = True
+
+
+def test_tokens_that_are_taken():
+    def taken(dtype, shape=(2, 3, 16), hidden=64, kind=OnGPU):
+        return kernels.takes_tokens(torch.zeros(shape, dtype=dtype).as_subclass(kind), hidden)
+
+    assert taken(torch.bfloat16)
+    assert taken(torch.float16)
+    assert not taken(torch.bfloat16, kind=torch.Tensor)
+    assert not taken(torch.float32)
+    assert not taken(torch.bfloat16, shape=(2, 3, 20))
+    assert not taken(torch.bfloat16, shape=(2, 0, 16))
+    assert not taken(torch.bfloat16, hidden=12)
+    assert not taken(torch.bfloat16, hidden=2**29)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert taken(torch.float32)
+        assert not taken(torch.float64)
+    with kernels.reference():
+        assert not taken(torch.bfloat16)
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """The kernels run wherever their sizes allow."""
+    monkeypatch.setattr(
+        kernels, "takes_tokens", lambda tokens, hidden: kernels._enabled and tokens.shape[-1] < 256
+    )
+
+
+def calls(monkeypatch, name):
+    """How often a kernel's function was called."""
+    seen, real = [], getattr(kernels, name)
+    monkeypatch.setattr(kernels, name, lambda *given: seen.append(name) or real(*given))
+    return seen
+
+
+def test_the_modules_use_the_kernels(always, monkeypatch):
+    feed = calls(monkeypatch, "feed_forward")
+    module = ResidualFeedForward(16).to(DEVICE, HALF)
+    tokens = made((2, 9, 16), dtype=HALF)[0]
+    fused = module(tokens)
+    assert feed == ["feed_forward"]
+    with kernels.reference():
+        plain = module(tokens)
+    assert len(feed) == 1
+    assert fused.dtype == plain.dtype
+    assert relative(fused, plain.double()) < 4 * ROUNDING
+    # A float32 sum is not rounded.
+    residual_feed(tokens.float(), module.float().norm, module.feed_forward)
+    assert len(feed) == 1
+
+    point = calls(monkeypatch, "point_mlp")
+    network = PointMLP(16, 6, 3, 32, 16).to(DEVICE)
+    blend, embedding, condition = made((2, 9, 16), (1, 9, 6), (2, 3))
+    place = network.place(embedding, condition)
+    fused = network(blend, place)
+    assert point == ["point_mlp"]
+    with kernels.reference():
+        torch.testing.assert_close(fused, network(blend, place), rtol=2e-6, atol=2e-6)
+    assert len(point) == 1
+
+
+def test_under_autocast_outputs_have_the_dtype_of_the_plain_path(always):
+    network = PointMLP(16, 6, 0, 32, 16).to(DEVICE)
+    module = ResidualFeedForward(16).to(DEVICE)
+    blend, embedding = made((2, 9, 16), (1, 9, 6))
+    with torch.autocast(DEVICE, HALF):
+        place = network.place(embedding, None)
+        for tokens in (blend, blend.to(HALF)):
+            evaluated = network(tokens, place)
+            fed = module(tokens)
+            with kernels.reference():
+                assert network(tokens, place).dtype == evaluated.dtype == HALF
+                assert module(tokens).dtype == fed.dtype == tokens.dtype
+
+
+@pytest.mark.parametrize("rows", [None, 3, 6])
+def test_the_operators_keep_their_promises(rows):
+    """Shapes and strides told to the compiler are those that come; nothing is written or kept."""
+    x, first, second, b2 = made((6, 16), (24, 16 + (rows is None)), (16, 24), (16,))
+    place = None if rows is None else made((rows, 24))[0].requires_grad_()
+    w1 = packing.pack_first(first, x.dtype) if rows is None else packing.pack(first, x.dtype)
+    packed = w1, packing.pack(second.t(), x.dtype)
+    learned = [tensor.requires_grad_() for tensor in (first, second, b2)]
+    torch.library.opcheck(mlp.mlp_forward, (x.requires_grad_(), place, *learned, *packed, 1e-5))
+    given = x.detach(), x.detach(), None if place is None else place.detach()
+    torch.library.opcheck(mlp.mlp_backward, (*given, *packed, 24, 1e-5))
+
+
+def test_weights_are_packed_once_for_all_steps():
+    """Under torch.compile, a layer that is applied four times packs its weights as if once."""
+    layers = [tensor.requires_grad_() for tensor in norm_and_layers(16, 24)]
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph.forward
+
+    backend = aot_autograd(
+        fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition
+    )
+
+    def steps(number):
+        def run(tokens):
+            for _ in range(number):
+                tokens = fused_feed(tokens, *layers)
+            return tokens
+
+        torch._dynamo.reset()
+        graphs.clear()
+        torch.compile(run, backend=backend, fullgraph=True)(made((2, 5, 16), dtype=HALF)[0])
+        parts = ("cat", "stack", "constant_pad", "fst.feed_forward")
+        return [sum(part in name for name in graphs[0]) for part in parts]
+
+    *packed_once, applied_once = steps(1)
+    *packed, applied = steps(4)
+    assert (applied_once, applied) == (1, 4)
+    assert packed == packed_once
+    assert sum(packed) > 0
+
+
+def test_the_kernels_for_hopper_compile(tmp_path):
+    pytest.importorskip("triton.experimental.gluon")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    child = Path(__file__).parent / "hopper_compilation.py"
+    run = subprocess.run(
+        [sys.executable, str(child)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    lines = run.stdout.split()
+    assert len(lines) == 4
+    assert max(map(int, lines)) <= 227 * 1024  # shared memory of a multiprocessor
+
+
+def test_without_the_kernels_for_hopper_others_run(monkeypatch):
+    """A failure warns once, and is not tried again."""
+    monkeypatch.setattr(mlp, "_hopper_works", True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    x = torch.zeros(4, 176, dtype=torch.bfloat16).as_subclass(OnGPU)
+    tried = []
+
+    def launch():
+        tried.append(1)
+        raise AttributeError("no such name")
+
+    with pytest.warns(UserWarning, match="for Hopper do not work.*AttributeError: no such name"):
+        assert not mlp._on_hopper(x, launch)
+    assert not mlp._on_hopper(x, launch)
+    assert len(tried) == 1
+    monkeypatch.setattr(mlp, "_hopper_works", True)
+    assert mlp._on_hopper(x, lambda: None)
+    assert not mlp._on_hopper(x[:, :64], launch)  # too narrow
+    assert not mlp._on_hopper(x.half(), launch)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 0))
+    assert not mlp._on_hopper(x, launch)
