@@ -1,4 +1,4 @@
-"""Compiles the MLP kernels for Hopper, without a GPU, and prints the shared memory of each.
+"""Compiles the kernels for Hopper, without a GPU, and prints the shared memory of each.
 
 A process of its own: in one where Triton's interpreter is on, nothing can be compiled.
 """
@@ -8,6 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from fst.kernels import attention_hopper as attention
 from fst.kernels.feed_forward_hopper import FORWARD, REGISTERS, ROWS, feed_forward_gluon_kernel
 from fst.kernels.feed_forward_hopper_backward import BACKWARD, feed_forward_backward_gluon_kernel
 from fst.kernels.feed_forward_packing import HIDDEN_MULTIPLE, tile_widths
@@ -19,7 +20,7 @@ def described(rows, columns):
     return f"tensordesc<bf16[{rows}, {columns}],{layout!r}>"
 
 
-def argument_types(first, second, hidden):
+def mlp_types(first, second, hidden):
     tokens, weights = ("x", "y", "dy", "dx", "n"), ("w1", "w2")
     wide = {f"{name}0": described(ROWS.value, first) for name in tokens}
     rest = {f"{name}1": described(ROWS.value, second) for name in tokens}
@@ -30,14 +31,29 @@ def argument_types(first, second, hidden):
     return wide | rest | staged | pointers | {"T": "i32", "P": "i32", "eps": "fp32"}
 
 
-def shared_memory(kernel, width, hidden, place, tiles):
-    first, second = tile_widths(width)
+def mlp_constants(width, hidden, place, tiles):
     padded = -(-hidden // HIDDEN_MULTIPLE) * HIDDEN_MULTIPLE
-    constants = {
-        "D": width, "D1": second, "H": hidden, "PLACE": place, "TILES": padded // tiles.hidden,
-        "HID": tiles.hidden, "STAGES": tiles.stages, "REGISTERS": REGISTERS,
+    return {
+        "D": width, "D1": tile_widths(width)[1], "H": hidden, "PLACE": place,
+        "TILES": padded // tiles.hidden, "HID": tiles.hidden, "STAGES": tiles.stages,
+        "REGISTERS": REGISTERS,
     }  # fmt: skip
-    types, names = argument_types(first, second, tiles.hidden), kernel.arg_names
+
+
+def attention_types(dtype):
+    box, line = attention.BOX.value, attention.LINE.value
+    rows, wide = attention.TILE.value, attention.WIDE.value
+    heads = f"tensordesc<{dtype}[1, {rows}, 1, {wide}],{box!r}>"
+    lines = f"tensordesc<fp32[1, {rows}],{line!r}>"
+    types = dict.fromkeys(("queries", "grads", "keys"), heads)
+    types |= dict.fromkeys(("logarithms", "deltas"), lines)
+    types |= dict.fromkeys(("k", "v", "dq", "dk", "dv"), f"*{dtype}")
+    types |= dict.fromkeys(("k_b", "k_h", "k_n", "v_b", "v_h", "v_n", "H", "M", "N"), "i32")
+    return types | {"c": "fp32", "scale": "fp32"}
+
+
+def shared_memory(kernel, types, constants):
+    names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else types[name] for name in names}
     values = {(names.index(name),): value for name, value in constants.items()}
     source = GluonASTSource(kernel, signature, values, {})
@@ -47,9 +63,15 @@ def shared_memory(kernel, width, hidden, place, tiles):
 
 # Both widths and both forms; compiling every pair of them takes twice as long.
 for width, hidden, place in ((176, 704, False), (200, 400, True)):
-    second = tile_widths(width)[1]
+    first, second = tile_widths(width)
     for kernel, tiles in (
         (feed_forward_gluon_kernel, FORWARD[second]),
         (feed_forward_backward_gluon_kernel, BACKWARD[second]),
     ):
-        print(shared_memory(kernel, width, hidden, place, tiles))
+        types = mlp_types(first, second, tiles.hidden)
+        print(shared_memory(kernel, types, mlp_constants(width, hidden, place, tiles)))
+# With the most queries that are taken.
+for size, dtype in ((24, "bf16"), (32, "fp16")):
+    constants = {"SIZE": size, "STEPS": 1024 // attention.TILE.value}
+    kernel = attention.attention_backward_gluon_kernel
+    print(shared_memory(kernel, attention_types(dtype), constants))

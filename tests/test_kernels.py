@@ -4,6 +4,10 @@ Without a GPU they run in Triton's interpreter, which has no bfloat16 products: 
 for half precision there.
 """
 
+import sys
+import warnings
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -14,6 +18,8 @@ from fst import kernels
 from fst.rbf import blend, rbf_weights
 
 pytest.importorskip("triton")
+attention = pytest.importorskip("fst.kernels.attention")
+hopper = pytest.importorskip("fst.kernels.hopper")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 
@@ -153,6 +159,7 @@ def heads(batch, count, number, size, dtype):
         (70, 150, 24, torch.float32, 2e-6),
         (130, 65, 25, torch.float32, 2e-6),
         (70, 150, 24, HALF, 2.0 ** (-6 if torch.bfloat16 == HALF else -9)),
+        (132, 260, 32, HALF, 2.0 ** (-6 if torch.bfloat16 == HALF else -9)),
         (1, 1, 16, torch.float32, 2e-6),
     ],
 )
@@ -180,6 +187,93 @@ def test_attention_at_large_logits():
     found = kernels.short_attention(*inputs, values, 1.0)
     exact = F.scaled_dot_product_attention(*(t.double() for t in (*inputs, values)), scale=1.0)
     assert relative(found, exact) < 1e-4
+
+
+def test_the_heads_that_the_kernel_for_hopper_takes():
+    def taken(queries=72, keys=136, size=24, dtype=torch.bfloat16, of=heads):
+        counts = (queries, queries, keys, keys)
+        return attention._suits_hopper(*(of(2, count, 3, size, dtype) for count in counts))
+
+    def dense(batch, count, number, size, dtype):
+        return heads(batch, count, number, size, dtype).contiguous()
+
+    def cut(batch, count, number, size, dtype):
+        return heads(batch, count, number, size + 8, dtype)[..., :size]
+
+    def shifted(batch, count, number, size, dtype):
+        return heads(batch, count, number, size + 8, dtype)[..., 1 : size + 1]
+
+    def odd(batch, count, number, size, dtype):
+        return heads(batch, count, number, size + 4, dtype)[..., :size]
+
+    def repeated(batch, count, number, size, dtype):
+        return heads(1, count, number, size, dtype).expand(batch, -1, -1, -1)
+
+    def scattered_numbers(batch, count, number, size, dtype):
+        return heads(batch, count, number, 2 * size, dtype)[..., ::2]
+
+    assert taken()
+    assert taken(size=32, dtype=torch.float16)
+    assert taken(of=dense)
+    assert taken(of=cut)
+    assert taken(queries=1024)
+    assert not taken(dtype=torch.float32)
+    assert not taken(size=16)
+    assert not taken(queries=1028)  # more than shared memory holds
+    assert not taken(queries=74)
+    assert not taken(queries=64)
+    assert not taken(keys=128)
+    for of in (shifted, odd, repeated, scattered_numbers):
+        assert not taken(of=of)
+
+
+def broken(*given):
+    raise RuntimeError("cannot be launched")
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [(None, "ModuleNotFoundError"), (SimpleNamespace(backward=broken), "cannot be launched")],
+)
+def test_without_the_attention_kernel_for_hopper_others_run(module, reason, monkeypatch):
+    """The same gradients, a warning, and no second attempt."""
+    inputs = [heads(1, count, 2, 24, HALF).requires_grad_() for count in (72, 136, 136)]
+
+    def gradients():
+        return torch.autograd.grad(kernels.short_attention(*inputs, 0.2).square().sum(), inputs)
+
+    monkeypatch.setattr(hopper, "_given_up", {"attention"})
+    monkeypatch.setattr(hopper, "_on_hopper", lambda _: True)
+    monkeypatch.setitem(sys.modules, "fst.kernels.attention_hopper", module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wanted = gradients()
+    monkeypatch.setattr(hopper, "_given_up", set())
+    with pytest.warns(UserWarning, match=f"attention kernels for Hopper do not work.*{reason}"):
+        first = gradients()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = gradients()
+    for found in (first, second):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_the_attention_kernel_for_hopper_runs_alone(monkeypatch):
+    """Where it takes the heads, no other kernel writes the gradients."""
+
+    def fill(*given):
+        for number, tensor in enumerate(given[-3:]):
+            tensor.fill_(number)
+
+    monkeypatch.setattr(hopper, "_given_up", set())
+    monkeypatch.setattr(hopper, "_on_hopper", lambda _: True)
+    module = SimpleNamespace(backward=fill)
+    monkeypatch.setitem(sys.modules, "fst.kernels.attention_hopper", module)
+    q, k, v = (heads(1, count, 2, 24, HALF) for count in (72, 136, 136))
+    lines = torch.zeros(1, 2, 72, device=DEVICE)
+    found = attention.attention_backward(q, q, k, v, lines, lines, 0.2)
+    for number, (gradient, tensor) in enumerate(zip(found, (q, k, v), strict=True)):
+        assert torch.equal(gradient, torch.full_like(tensor, number))
 
 
 def test_the_reference_can_be_asked_for():

@@ -19,8 +19,8 @@ output_mlp: Callable[..., Tensor] | None = None
 
 if find_spec("triton") is not None:
     from fst.kernels import attention, blend, mlp, weights
-    from fst.kernels.normed_linear import normed_linear
-    from fst.kernels.output_mlp import output_mlp
+    from fst.kernels.output import output_mlp
+    from fst.kernels.projection import normed_linear
 
     fused_blend, short_attention = blend.fused_blend, attention.short_attention
     anchor_weights = weights.anchor_weights

@@ -11,7 +11,8 @@ and going backward, with g the gradient of out and δ_i = g_i · out_i,
     ∂v_j = Σ_i P_ij g_i,   S_ij = P_ij scale (g_i · v_j - δ_i),   ∂q = S k,   ∂k = Sᵀ q.
 
 Two passes, one over tiles of keys and one over tiles of queries: adding up ∂q from the first with
-atomic operations takes longer on an H200 than computing P again.
+atomic operations takes longer on an H200 than computing P again. On Hopper `attention_hopper` does
+both in one pass where it can.
 """
 
 import math
@@ -22,6 +23,8 @@ import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
+
+from fst.kernels.hopper import try_on_hopper
 
 
 @triton.jit
@@ -218,6 +221,25 @@ def _strides(*tensors: Tensor) -> tuple[list[int], int]:
     return [stride // unit for stride in strides], unit
 
 
+def _suits_hopper(grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether `attention_hopper` takes these heads.
+
+    It copies boxes whose rows begin at multiples of 16 bytes, and keeps the gradients of one head's
+    queries in shared memory. Each of its groups of warps needs keys, and two tiles of queries.
+    """
+    aligned = all(
+        tensor.dtype == queries.dtype
+        and tensor.stride(-1) == 1
+        and tensor.data_ptr() % 16 == 0
+        and all(stride > 0 and stride % 8 == 0 for stride in tensor.stride()[:3])
+        for tensor in (grad, queries, keys, values)
+    )
+    count, size = queries.shape[2:]
+    counted = 64 < count <= 1024 and count % 4 == 0 and keys.shape[2] > 128
+    half = queries.dtype in (torch.bfloat16, torch.float16)
+    return half and aligned and counted and size in (24, 32)
+
+
 def _joined(like: Tensor, count: int) -> Tensor:
     """An empty (b h n k) tensor stored as (b n h k)."""
     batch, heads, _, size = like.shape
@@ -263,6 +285,15 @@ def attention_backward(
     others, wide = keys.shape[2], _widened(size)
     dq, dk, dv = _joined(queries, count), _joined(keys, others), _joined(values, others)
     given = (grad, queries, keys, values, logarithms, delta)
+
+    def on_hopper() -> None:
+        from fst.kernels.attention_hopper import backward
+
+        backward(*given, scale, dq, dk, dv)
+
+    suited = _suits_hopper(grad, queries, keys, values)
+    if suited and try_on_hopper("attention", queries, on_hopper):
+        return dq, dk, dv
     strides, unit = _strides(grad, queries, keys, values)
     numbers = (*strides, heads, count, others, scale * math.log2(math.e), scale)
     tiles = BACKWARD_KEYS

@@ -11,7 +11,7 @@ On Hopper, in bfloat16, `feed_forward_hopper` replaces the kernels. If it cannot
 of its kernels cannot be compiled, a warning says so once and it is never tried again.
 """
 
-import warnings
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from fst.kernels.feed_forward_packing import (
     takes_sizes,
     tile_widths,
 )
+from fst.kernels.hopper import try_on_hopper
 
 Tiles = dict[str, int]
 Result = TypeVar("Result")
@@ -48,8 +49,6 @@ SMALLER = [_tiles(64, 32, 4, 2), _tiles(32, 16, 4, 1)]
 # Each group of warps of the Hopper kernels adds up so many tokens' gradients.
 _GROUP = 64
 
-_hopper_works = True
-
 
 def _if_it_fits(best: Tiles, launch: Callable[[Tiles], Result]) -> Result:
     """With the best tiles that this GPU has the memory for."""
@@ -62,22 +61,9 @@ def _if_it_fits(best: Tiles, launch: Callable[[Tiles], Result]) -> Result:
 
 
 def _on_hopper(x: Tensor, launch: Callable[[], None]) -> bool:
-    """Whether the Hopper kernel took these tokens. It is given up for good if it cannot run."""
-    global _hopper_works
-    suited = x.is_cuda and x.dtype == torch.bfloat16 and tile_widths(x.shape[1])[0] == 128
-    if not _hopper_works or not suited or torch.cuda.get_device_capability(x.device)[0] != 9:
-        return False
-    try:
-        launch()
-    except Exception as error:  # whatever another version of a young language may raise
-        _hopper_works = False
-        warnings.warn(
-            f"the MLP kernels for Hopper do not work with Triton {triton.__version__}; slower ones "
-            f"run instead ({type(error).__name__}: {error})",
-            stacklevel=2,
-        )
-        return False
-    return True
+    """Whether the Hopper kernel took these tokens."""
+    suited = x.dtype == torch.bfloat16 and tile_widths(x.shape[1])[0] == 128
+    return suited and try_on_hopper("MLP", x, launch)
 
 
 def _constants(x: Tensor, w1: Tensor, hidden: int) -> dict[str, int | bool]:
@@ -144,7 +130,10 @@ def _(
 def mlp_backward(
     dy: Tensor, x: Tensor, place: Tensor | None, w1: Tensor, w2: Tensor, hidden: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, place (empty without one), first (with EXTRA columns), second and b2."""
+    """Gradients of x, place (empty without one), first (with EXTRA columns), second; b2's shares.
+
+    A compiler does better than we could here at adding up the shares.
+    """
     count, width = x.shape
     dx = torch.empty_like(x)
     normed = x.new_empty(count, width + EXTRA) if place is None else None
@@ -166,14 +155,16 @@ def mlp_backward(
         return shares
 
     if not _on_hopper(x, for_hopper):
-        sums = _if_it_fits(BACKWARD[tile_widths(width)[1] == 128], launch)
+        shares = _if_it_fits(BACKWARD[tile_widths(width)[1] == 128], launch)
+        sums.zero_()
+        sums[0] = shares.sum(dim=0)
     first = transposed_product(change, x if normed is None else normed)
     second = transposed_product(dy, gelu)
     if place is None:
         change = x.new_empty(0)
     elif len(place) < count:
         change = change.unflatten(0, (-1, len(place))).sum(dim=0)
-    return dx, change, first, second, sums.sum(dim=0)
+    return dx, change, first, second, sums
 
 
 @mlp_backward.register_fake
@@ -186,7 +177,7 @@ def _(
         x.new_empty(0) if place is None else torch.empty_like(place),
         x.new_empty(hidden, width + (EXTRA if place is None else 0), dtype=torch.float32),
         x.new_empty(width, hidden, dtype=torch.float32),
-        x.new_empty(width, dtype=torch.float32),
+        x.new_empty(2 * math.ceil(len(x) / (2 * _GROUP)), width, dtype=torch.float32),
     )
 
 
@@ -200,8 +191,9 @@ def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, place, w1, w2 = ctx.saved_tensors
     hidden, columns = ctx.shape
     given = dy.contiguous(), x, place, w1, w2
-    dx, dplace, first, second, b2 = mlp_backward(*given, hidden, ctx.eps)
-    return dx, None if place is None else dplace, first[:, :columns], second, b2, None, None, None
+    dx, dplace, first, second, sums = mlp_backward(*given, hidden, ctx.eps)
+    layers = first[:, :columns], second, sums.sum(dim=0)
+    return dx, None if place is None else dplace, *layers, None, None, None
 
 
 mlp_forward.register_autograd(_differentiate, setup_context=_remember)

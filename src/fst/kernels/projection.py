@@ -24,7 +24,6 @@ from fst.kernels.feed_forward_kernels import (
 )
 from fst.kernels.feed_forward_packing import (
     EXTRA,
-    HIDDEN_MULTIPLE,
     first_extra,
     first_layer,
     pack_first,
@@ -39,9 +38,9 @@ BACKWARD = {"BLOCK_T": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
 
 @triton.jit
 def normed_linear_kernel(
-    x, w, y, T, eps,
+    x, w, y, T, N, NP, eps,
     D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-    N: tl.constexpr, NP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     W: tl.constexpr = D0 + D1
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -54,14 +53,16 @@ def normed_linear_kernel(
         a1 = tl.trans(_weights(w, start, D0, W, BLOCK_N, D1))
         found = tl.dot(x0, a0, input_precision="ieee")
         found = tl.dot(x1, a1, found, input_precision="ieee") * scale[:, None]
-        _put(y, rows, T, start, found, N, BLOCK_N)
+        columns = start + tl.arange(0, BLOCK_N)
+        there = (rows < T)[:, None] & (columns < N)[None, :]
+        tl.store(y + rows[:, None] * N + columns[None, :], found.to(y.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def normed_linear_backward_kernel(
-    dy, x, w, dx, normed, T, eps,
+    dy, x, w, dx, normed, T, N, NP, eps,
     D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-    N: tl.constexpr, NP: tl.constexpr, ASM: tl.constexpr, EXTRA: tl.constexpr,
+    ASM: tl.constexpr, EXTRA: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dx, and the normalised tokens with ones."""
@@ -76,7 +77,9 @@ def normed_linear_backward_kernel(
     d0 = tl.zeros((BLOCK_T, D0), tl.float32)
     d1 = tl.zeros((BLOCK_T, D1), tl.float32)
     for start in range(0, NP, BLOCK_N):
-        g = _tokens(dy, rows, T, start, N, BLOCK_N)
+        columns = start + tl.arange(0, BLOCK_N)
+        there = (rows < T)[:, None] & (columns < N)[None, :]
+        g = tl.load(dy + rows[:, None] * N + columns[None, :], mask=there, other=0.0)
         d0 = tl.dot(g, _weights(w, start, 0, W, BLOCK_N, D0), d0, input_precision="ieee")
         d1 = tl.dot(g, _weights(w, start, D0, W, BLOCK_N, D1), d1, input_precision="ieee")
         d1 = settled(d1, ASM)
@@ -90,13 +93,9 @@ def normed_linear_backward_kernel(
     _put(dx, rows, T, D0, (d1 - level[:, None] - n1 * along[:, None]) * scale[:, None], D, D1)
 
 
-def _common(tokens: Tensor, outputs: int) -> dict[str, Any]:
-    width = tokens.shape[1]
+def _sizes(width: int) -> dict[str, int]:
     first, second = tile_widths(width)
-    padded = triton.cdiv(outputs, HIDDEN_MULTIPLE) * HIDDEN_MULTIPLE
-    return {
-        "D": width, "E": first_extra(width), "D0": first, "D1": second, "N": outputs, "NP": padded
-    }  # fmt: skip
+    return {"D": width, "E": first_extra(width), "D0": first, "D1": second}
 
 
 @torch.library.custom_op("fst::normed_linear", mutates_args=())
@@ -105,7 +104,7 @@ def normed_linear_forward(tokens: Tensor, layer: Tensor, packed: Tensor, eps: fl
     count, outputs = tokens.shape[0], layer.shape[0]
     out = tokens.new_empty(count, outputs)
     normed_linear_kernel[(triton.cdiv(count, FORWARD["BLOCK_T"]),)](
-        tokens, packed, out, count, eps, **_common(tokens, outputs), **FORWARD
+        tokens, packed, out, count, outputs, len(packed), eps, **_sizes(tokens.shape[1]), **FORWARD
     )
     return out
 
@@ -123,8 +122,8 @@ def normed_linear_backward(
     count, width = tokens.shape
     found, normed = torch.empty_like(tokens), tokens.new_empty(count, width + EXTRA)
     normed_linear_backward_kernel[(triton.cdiv(count, BACKWARD["BLOCK_T"]),)](
-        grad, tokens, packed, found, normed, count, eps,
-        ASM=tokens.is_cuda, EXTRA=EXTRA, **_common(tokens, grad.shape[1]), **BACKWARD,
+        grad, tokens, packed, found, normed, count, grad.shape[1], len(packed), eps,
+        ASM=tokens.is_cuda, EXTRA=EXTRA, **_sizes(width), **BACKWARD,
     )  # fmt: skip
     return found, normed
 
