@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 from fst.kernels import normed_linear, output_mlp
+from fst.kernels.tiles import first_that_fits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
@@ -74,3 +75,19 @@ def test_output_mlp(tokens, width, outputs, offset, dtype, bound):
     last = torch.randn(1, outputs) / outputs**0.5, torch.randn(1)
     given = (x, *parameters(width, outputs), *last)
     check(output_mlp, plain_output, given, torch.randn(2, tokens, 1), bound)
+
+
+def test_smaller_tiles_where_the_best_do_not_fit():
+    tried = []
+
+    def launch(tiles):
+        tried.append(tiles["BLOCK_N"])
+        if tiles["BLOCK_N"] > 16:
+            raise triton.OutOfResources(300_000, 200_000, "shared memory")
+        return "done"
+
+    sizes = [{"BLOCK_N": size} for size in (64, 32, 16)]
+    assert first_that_fits(sizes, launch) == "done"
+    assert tried == [64, 32, 16]
+    with pytest.raises(triton.OutOfResources):
+        first_that_fits(sizes[:2], launch)

@@ -13,7 +13,7 @@ of its kernels cannot be compiled, a warning says so once and it is never tried 
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import triton
@@ -32,9 +32,7 @@ from fst.kernels.feed_forward_packing import (
     tile_widths,
 )
 from fst.kernels.hopper import try_on_hopper
-
-Tiles = dict[str, int]
-Result = TypeVar("Result")
+from fst.kernels.tiles import Tiles, first_that_fits
 
 
 def _tiles(tokens: int, hidden: int, warps: int, stages: int) -> Tiles:
@@ -48,16 +46,6 @@ BACKWARD = {False: _tiles(128, 64, 8, 2), True: _tiles(128, 32, 8, 2)}
 SMALLER = [_tiles(64, 32, 4, 2), _tiles(32, 16, 4, 1)]
 # Each group of warps of the Hopper kernels adds up so many tokens' gradients.
 _GROUP = 64
-
-
-def _if_it_fits(best: Tiles, launch: Callable[[Tiles], Result]) -> Result:
-    """With the best tiles that this GPU has the memory for."""
-    for tiles in (best, *SMALLER[:-1]):
-        try:
-            return launch(tiles)
-        except triton.OutOfResources:
-            continue
-    return launch(SMALLER[-1])
 
 
 def _on_hopper(x: Tensor, launch: Callable[[], None]) -> bool:
@@ -108,7 +96,7 @@ def mlp_forward(
         )
 
     if not _on_hopper(x, for_hopper):
-        _if_it_fits(FORWARD[tile_widths(x.shape[1])[1] == 128], launch)
+        first_that_fits((FORWARD[tile_widths(x.shape[1])[1] == 128], *SMALLER), launch)
     return y
 
 
@@ -155,7 +143,7 @@ def mlp_backward(
         return shares
 
     if not _on_hopper(x, for_hopper):
-        shares = _if_it_fits(BACKWARD[tile_widths(width)[1] == 128], launch)
+        shares = first_that_fits((BACKWARD[tile_widths(width)[1] == 128], *SMALLER), launch)
         sums.zero_()
         sums[0] = shares.sum(dim=0)
     first = transposed_product(change, x if normed is None else normed)
