@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
+from triton import OutOfResources
+
 from fst.kernels import normed_linear, output_mlp
 from fst.kernels.tiles import first_that_fits
 
@@ -83,11 +85,11 @@ def test_smaller_tiles_where_the_best_do_not_fit():
     def launch(tiles):
         tried.append(tiles["BLOCK_N"])
         if tiles["BLOCK_N"] > 16:
-            raise triton.OutOfResources(300_000, 200_000, "shared memory")
+            raise OutOfResources(300_000, 200_000, "shared memory")
         return "done"
 
     sizes = [{"BLOCK_N": size} for size in (64, 32, 16)]
     assert first_that_fits(sizes, launch) == "done"
     assert tried == [64, 32, 16]
-    with pytest.raises(triton.OutOfResources):
+    with pytest.raises(OutOfResources):
         first_that_fits(sizes[:2], launch)
