@@ -188,7 +188,7 @@ def test_a_field_is_asked_in_bounded_parts(everywhere, monkeypatch, ordered, par
     queries = torch.rand(2, 300, 2, device=DEVICE)
     if ordered:
         queries = queries.sort(dim=1).values
-    each = fst.field.FUSED_WIDTHS * 2 * field.features.shape[2] * 4
+    each = fst.field.FUSED_WIDTHS[4] * 2 * field.features.shape[2] * 4
     monkeypatch.setattr(fst.field, "FUSED_BYTES", 300 * each / parts)
     with torch.no_grad():
         found = field(queries)
@@ -214,7 +214,7 @@ def test_a_field_with_gradients_is_asked_in_parts(everywhere, monkeypatch):
     model = small_model(config_on(2)).float().to(DEVICE)
     field = model(some_observations(model, batch=1).to(torch.float32).to(DEVICE))
     queries = torch.rand(1, 150, 2, device=DEVICE)
-    each = fst.field.FUSED_WIDTHS * field.features.shape[2] * 4
+    each = fst.field.FUSED_WIDTHS[4] * field.features.shape[2] * 4
     monkeypatch.setattr(fst.field, "FUSED_BYTES", 70 * each)
     found = torch.autograd.grad(field(queries).sum(), field.features, retain_graph=True)[0]
     assert everywhere.number == 0

@@ -23,9 +23,9 @@ CHUNK_NUMBERS = {"cpu": 2**22, "cuda": 2**25}
 # Queries whose anchors are looked for together; their tiles times all anchors are held at once. A
 # GPU is faster with more of them.
 REGION, GPU_REGION = 2**15, 2**18
-# Bytes held at once where the blend needs no memory of its own: those of the hidden layers, about
-# so many times the width for each query.
-FUSED_BYTES, FUSED_WIDTHS = 2**30, 12
+# Bytes held at once where the blend needs no memory of its own, and how many times the width that
+# is for each query, by the size of a number: in half precision most hidden layers are on the chip.
+FUSED_BYTES, FUSED_WIDTHS = 2**30, {2: 8, 4: 12}
 
 
 def queries_at_once(like: Tensor, numbers: int) -> int:
@@ -90,8 +90,10 @@ class Field(Output):
     def _fused(self, queries: Float[Tensor, "b q s"]) -> list[Float[Tensor, "b p o"]]:
         """Values in equal parts, where a kernel blends without any memory of its own."""
         batch, _, width = self.features.shape
-        each = FUSED_WIDTHS * batch * width * product_dtype(self.features).itemsize
-        number = math.ceil(queries.shape[1] * each / FUSED_BYTES)
+        size = product_dtype(self.features).itemsize
+        number = math.ceil(
+            queries.shape[1] * batch * width * size * FUSED_WIDTHS[size] / FUSED_BYTES
+        )
         parts = queries.tensor_split(max(1, number), dim=1)
         inside = (queries, self.features, *self.decoder.parameters())
         if learned(*inside) or not scattered(queries):
