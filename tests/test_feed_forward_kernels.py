@@ -4,28 +4,23 @@ Without a GPU the kernels run in Triton's interpreter, where float16 stands in f
 The kernels for Hopper have no interpreter: there they are only compiled.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from scipy.special import ndtr
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fst import kernels
 from fst.kernels import feed_forward_packing as packing
-from fst.nn import PointMLP, ResidualFeedForward, residual_feed
+from fst.nn import FeedForward, PointMLP, ResidualFeedForward, fusible, residual_feed
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 mlp = pytest.importorskip("fst.kernels.mlp")
 gelus = pytest.importorskip("fst.kernels.feed_forward_kernels")
-hopper = pytest.importorskip("fst.kernels.hopper")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
@@ -318,38 +313,30 @@ def test_weights_are_packed_once_for_all_steps():
     assert sum(packed) > 0
 
 
-def test_the_kernels_for_hopper_compile(tmp_path):
-    pytest.importorskip("triton.experimental.gluon")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    child = Path(__file__).parent / "hopper_compilation.py"
-    run = subprocess.run(
-        [sys.executable, str(child)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = run.stdout.split()
-    assert len(lines) == 6
-    assert max(map(int, lines)) <= 227 * 1024  # shared memory of a multiprocessor
+def test_other_numbers_of_tokens_compile_nothing_anew():
+    made = []
+
+    def count(graph, _):
+        made.append(graph)
+        return make_boxed_func(graph.forward)
+
+    width, hidden = 16, 24
+    layers = [torch.randn(n) for n in ((width,), (width,))]
+    layers += [torch.randn(hidden, width), torch.randn(hidden), torch.randn(width, hidden)]
+    layers = [layer.requires_grad_() for layer in (*layers, torch.randn(width))]
+    backend = aot_autograd(fw_compiler=count, bw_compiler=count)
+    compiled = torch.compile(kernels.feed_forward, backend=backend, dynamic=True)
+    for tokens in (5, 70, 131, 260):
+        given = torch.randn(2, tokens, width, requires_grad=True)
+        compiled(given, *layers, 1e-5).sum().backward()
+    assert len(made) == 2  # one forward, one backward
 
 
-def test_without_the_kernels_for_hopper_others_run(monkeypatch):
-    """A failure warns once, and is not tried again."""
-    monkeypatch.setattr(hopper, "_given_up", set())
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    x = torch.zeros(4, 176, dtype=torch.bfloat16).as_subclass(OnGPU)
-    tried = []
-
-    def launch():
-        tried.append(1)
-        raise AttributeError("no such name")
-
-    with pytest.warns(UserWarning, match="for Hopper do not work.*AttributeError: no such name"):
-        assert not mlp._on_hopper(x, launch)
-    assert not mlp._on_hopper(x, launch)
-    assert len(tried) == 1
-    monkeypatch.setattr(hopper, "_given_up", {"attention"})  # the others are not concerned
-    assert mlp._on_hopper(x, lambda: None)
-    assert not mlp._on_hopper(x[:, :64], launch)  # too narrow
-    assert not mlp._on_hopper(x.half(), launch)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 0))
-    assert not mlp._on_hopper(x, launch)
+def test_replaced_layers_go_the_plain_way(monkeypatch):
+    monkeypatch.setattr(kernels, "takes_tokens", lambda tokens, hidden: True)
+    tokens, norm, feed = torch.zeros(1, 2, 8).half(), torch.nn.LayerNorm(8), FeedForward(8)
+    assert fusible(tokens, norm, feed) is not None
+    assert fusible(tokens.float(), norm, feed) is None
+    assert fusible(tokens, torch.nn.LayerNorm(8, bias=False), feed) is None
+    feed[0] = torch.nn.Sequential(feed[0])
+    assert fusible(tokens, norm, feed) is None

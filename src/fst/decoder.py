@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fst import kernels
-from fst.nn import MLP, FourierFeatures, PointMLP, ResidualFeedForward
+from fst.nn import MLP, FourierFeatures, PointMLP, ResidualFeedForward, fusible
 
 
 class Decoder(nn.Module):
@@ -32,18 +32,10 @@ class Decoder(nn.Module):
 
     def _output(self, tokens: Float[Tensor, "b q d"]) -> Float[Tensor, "b q o"]:
         """MLP(LN(x)), in one kernel where there is one for it."""
-        first, _, second = self.output
-        assert isinstance(first, nn.Linear)
-        assert isinstance(second, nn.Linear)
-        fused, half, single = (
-            kernels.output_mlp,
-            tokens.element_size() == 2,
-            second.out_features == 1,
-        )
-        if not (fused and half and single and kernels.takes_tokens(tokens, first.out_features)):
+        fused, parameters = kernels.output_mlp, fusible(tokens, self.norm, self.output)
+        if fused is None or parameters is None or len(parameters[-1]) != 1:
             return self.output(self.norm(tokens))
-        layers = first.weight, first.bias, second.weight, second.bias
-        return fused(tokens, self.norm.weight, self.norm.bias, *layers, self.norm.eps)
+        return fused(tokens, *parameters, self.norm.eps)
 
 
 class PooledHead(nn.Module):

@@ -114,7 +114,9 @@ class Field(Output):
         size = queries_at_once(queries, batch * (4 * count + 12 * width))
         parts: list[Tensor] = []
         # Many queries at once, because neighbours among them share their lists of anchors.
-        together = GPU_REGION if queries.is_cuda and neighbors is not None else REGION
+        together = REGION
+        if queries.is_cuda and neighbors is not None:
+            together = max(REGION, GPU_REGION // batch)
         for region in queries.split(together, dim=1):
             blended = self._blend(region, neighbors, size)
             pairs = zip(blended.split(size, dim=1), region.split(size, dim=1), strict=True)

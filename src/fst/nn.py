@@ -86,21 +86,31 @@ class FeedForward(MLP):
         super().__init__(width, 4 * width, width)
 
 
+def fusible(
+    tokens: Float[Tensor, "b p d"], norm: nn.LayerNorm, feed: MLP
+) -> tuple[Tensor, ...] | None:
+    """The parameters of MLP(LN(x)) for a kernel, if tokens and layers are what kernels are for.
+
+    Layers that somebody replaced go the plain way, and so do tokens in float32, even under
+    autocast: a kernel would round their sum.
+    """
+    first, second = feed[0], feed[-1]
+    if not isinstance(first, nn.Linear) or not isinstance(second, nn.Linear):
+        return None
+    if tokens.element_size() != 2 or not kernels.takes_tokens(tokens, first.out_features):
+        return None
+    parameters = norm.weight, norm.bias, first.weight, first.bias, second.weight, second.bias
+    return None if any(each is None for each in parameters) else parameters
+
+
 def residual_feed(
     tokens: Float[Tensor, "b p d"], norm: nn.LayerNorm, feed: MLP
 ) -> Float[Tensor, "b p d"]:
-    """x + FFN(LN(x)), in one kernel where there is one for it.
-
-    Float32 tokens go the plain way even under autocast: the kernel would round the sum.
-    """
-    first, _, second = feed
-    assert isinstance(first, nn.Linear)
-    assert isinstance(second, nn.Linear)
-    fused, half = kernels.feed_forward, tokens.element_size() == 2
-    if fused is None or not half or not kernels.takes_tokens(tokens, first.out_features):
+    """x + FFN(LN(x)), in one kernel where there is one for it."""
+    fused, parameters = kernels.feed_forward, fusible(tokens, norm, feed)
+    if fused is None or parameters is None:
         return tokens + feed(norm(tokens))
-    layers = first.weight, first.bias, second.weight, second.bias
-    return fused(tokens, norm.weight, norm.bias, *layers, norm.eps)
+    return fused(tokens, *parameters, norm.eps)
 
 
 class ResidualFeedForward(nn.Module):
@@ -165,7 +175,7 @@ def normed_linear(
     """W LN(x) + b, in one kernel where there is one for it; without a norm W x + b."""
     if norm is None:
         return F.linear(tokens, weight, bias)
-    fused, half = kernels.normed_linear, tokens.element_size() == 2
+    fused, half = kernels.normed_linear, tokens.element_size() == 2 and norm.bias is not None
     if fused is None or not half or not kernels.takes_tokens(tokens, len(weight)):
         return F.linear(norm(tokens), weight, bias)
     return fused(tokens, norm.weight, norm.bias, weight, bias, norm.eps)

@@ -140,7 +140,7 @@ class DistanceAttention(nn.Module):
         channels: Float[Tensor, "b m e"],
         norm: nn.LayerNorm | None,
     ) -> Float[Tensor, "b h m k"]:
-        """The same of what is projected here, in every step: zeros in the weight leave room."""
+        """The anchors' queries in every step, with their channels in the room that zeros leave."""
         extra = EXTRA_CHANNELS + self.padding
         weight = F.pad(self.query.weight.unflatten(0, (self.heads, -1)), (0, 0, 0, extra))
         bias = F.pad(self.query.bias.unflatten(0, (self.heads, -1)), (0, extra))

@@ -1,4 +1,4 @@
-"""Kernels for the GPU. The PyTorch reference in `fst.rbf` stays the default everywhere else."""
+"""Kernels for the GPU. Plain PyTorch, where they are called from, stays the default elsewhere."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,11 +53,16 @@ _MOST_NUMBERS = 2**31
 _enabled = True
 
 
+def _on_gpu(tensor: Tensor) -> bool:
+    """On one of NVIDIA's: some kernels contain its instructions."""
+    return tensor.is_cuda and torch.version.hip is None
+
+
 def usable(anchors: Tensor, features: Tensor) -> bool:
     """Whether the fused blend takes these: on a GPU, in float32 or less, of moderate size."""
     return (
         _enabled
-        and features.is_cuda
+        and _on_gpu(features)
         and features.element_size() <= 4
         and features.shape[2] <= _MOST_FEATURES
         and anchors.shape[2] <= _MOST_AXES
@@ -68,7 +73,7 @@ def takes_anchors(positions: Tensor) -> bool:
     """Whether the kernel for W^A takes these: on a GPU, in float32 or less, not too many."""
     return (
         _enabled
-        and positions.is_cuda
+        and _on_gpu(positions)
         and positions.element_size() <= 4
         and positions.shape[1] <= _MOST_ANCHORS
         and positions.shape[2] <= _MOST_AXES
@@ -79,7 +84,7 @@ def takes_heads(queries: Tensor) -> bool:
     """Whether our own attention is the one for these: on a GPU, in half precision, short heads."""
     return (
         _enabled
-        and queries.is_cuda
+        and _on_gpu(queries)
         and queries.element_size() == 2
         and queries.shape[-1] <= _LONGEST_HEAD
     )
@@ -88,12 +93,11 @@ def takes_heads(queries: Tensor) -> bool:
 def takes_tokens(tokens: Tensor, hidden: int) -> bool:
     """Whether the fused MLPs take tokens (b p d): on a GPU, products in half precision, sizes in
     whole units of 8. Float32 tokens will do under autocast, as for any product."""
+    if not _enabled or not _on_gpu(tokens) or tokens.ndim != 3 or tokens.element_size() > 4:
+        return False
     batch, count, width = tokens.shape
     return (
-        _enabled
-        and tokens.is_cuda
-        and tokens.element_size() <= 4
-        and product_dtype(tokens) in (torch.bfloat16, torch.float16)
+        product_dtype(tokens) in (torch.bfloat16, torch.float16)
         and takes_sizes(width, hidden)
         and 0 < batch * count * max(width + EXTRA, hidden) < _MOST_NUMBERS
     )

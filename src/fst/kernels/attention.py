@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fst.kernels.hopper import try_on_hopper
+from fst.kernels.operators import operator
 
 
 @triton.jit
@@ -235,7 +236,7 @@ def _suits_hopper(grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -
         for tensor in (grad, queries, keys, values)
     )
     count, size = queries.shape[2:]
-    counted = 64 < count <= 1024 and count % 4 == 0 and keys.shape[2] > 128
+    counted = 64 < count <= 1024 and count % 4 == 0 and keys.shape[2] > 128 and len(queries) > 0
     half = queries.dtype in (torch.bfloat16, torch.float16)
     return half and aligned and counted and size in (24, 32)
 
@@ -246,7 +247,7 @@ def _joined(like: Tensor, count: int) -> Tensor:
     return like.new_empty(batch, count, heads, size).transpose(1, 2)
 
 
-@torch.library.custom_op("fst::attention", mutates_args=())
+@operator("fst::attention")
 def attention_forward(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -270,7 +271,7 @@ def _(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tens
     return out, queries.new_empty(queries.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op("fst::attention_backward", mutates_args=())
+@operator("fst::attention_backward")
 def attention_backward(
     grad: Tensor,
     queries: Tensor,

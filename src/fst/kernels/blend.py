@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fst.kernels.backward_blend import blend_anchors_kernel, blend_points_kernel
 from fst.kernels.forward_blend import PART, run_blend, with_ones
+from fst.kernels.operators import operator
 
 # c above: folds ½ and the change to base 2 into the reciprocal length scales.
 FOLD = math.sqrt(0.5 * math.log2(math.e))
@@ -52,7 +53,7 @@ def _sizes(channels: int) -> dict[str, int]:
     return {"D0": first, "D1": second}
 
 
-@torch.library.custom_op("fst::rbf_blend", mutates_args=())
+@operator("fst::rbf_blend")
 def blend_forward(
     points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor, channels: int
 ) -> tuple[Tensor, Tensor]:
@@ -73,7 +74,7 @@ def _(
     return features.new_empty(*shape, channels), anchors.new_empty(shape)
 
 
-@torch.library.custom_op("fst::rbf_blend_backward", mutates_args=())
+@operator("fst::rbf_blend_backward")
 def blend_backward(
     grad: Tensor,
     logarithms: Tensor,

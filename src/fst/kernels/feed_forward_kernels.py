@@ -75,21 +75,21 @@ def gelu_and_slope(x, EXACT: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
-def _weights(base, start, first, W: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def weight_tile(base, start, first, W: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """A tile of a packed matrix, whose shape is a multiple of the tile."""
     rows, columns = start + tl.arange(0, ROWS), first + tl.arange(0, BLOCK)
     return tl.load(base + rows[:, None] * W + columns[None, :])
 
 
 @triton.jit
-def _tokens(base, rows, T, first, D: tl.constexpr, BLOCK: tl.constexpr):
+def token_tile(base, rows, T, first, D: tl.constexpr, BLOCK: tl.constexpr):
     channels = first + tl.arange(0, BLOCK)
     mask = (rows < T)[:, None] & (channels < D)[None, :]
     return tl.load(base + rows[:, None] * D + channels[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
-def _put(base, rows, T, first, values, D: tl.constexpr, BLOCK: tl.constexpr):
+def put_tile(base, rows, T, first, values, D: tl.constexpr, BLOCK: tl.constexpr):
     channels = first + tl.arange(0, BLOCK)
     mask = (rows < T)[:, None] & (channels < D)[None, :]
     place = base + rows[:, None] * D + channels[None, :]
@@ -97,7 +97,7 @@ def _put(base, rows, T, first, values, D: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _vector(base, first, D: tl.constexpr, BLOCK: tl.constexpr):
+def vector_tile(base, first, D: tl.constexpr, BLOCK: tl.constexpr):
     channels = first + tl.arange(0, BLOCK)
     return tl.load(base + channels, mask=channels < D, other=0.0)
 
@@ -112,7 +112,7 @@ def _place(place, spots, start, H: tl.constexpr, HP: tl.constexpr, BLOCK_H: tl.c
 
 
 @triton.jit
-def _put_hidden(
+def put_hidden(
     base, rows, T, start, values, H: tl.constexpr, HP: tl.constexpr, BLOCK_H: tl.constexpr
 ):
     columns = (start + tl.arange(0, BLOCK_H))[None, :]
@@ -124,7 +124,7 @@ def _put_hidden(
 
 
 @triton.jit
-def _statistics(x0, x1, eps, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr):
+def statistics(x0, x1, eps, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr):
     """Mean and standard deviation of each token."""
     f0, f1 = x0.to(tl.float32), x1.to(tl.float32)
     mean = (tl.sum(f0, 1) + tl.sum(f1, 1)) / D
@@ -134,7 +134,7 @@ def _statistics(x0, x1, eps, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr
 
 
 @triton.jit
-def _with_moments(
+def with_moments(
     x, rows, T, mean, deviation,
     D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
 ):  # fmt: skip
@@ -164,19 +164,19 @@ def feed_forward_kernel(
     W: tl.constexpr = D0 + D1
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     dtype = x.dtype.element_ty
-    x0 = _tokens(x, rows, T, 0, D, D0)
-    x1 = _tokens(x, rows, T, D0, D, D1)
+    x0 = token_tile(x, rows, T, 0, D, D0)
+    x1 = token_tile(x, rows, T, D0, D, D1)
     if place is None:
-        mean, deviation = _statistics(x0, x1, eps, D, D0, D1)
-        x1 = _with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
+        mean, deviation = statistics(x0, x1, eps, D, D0, D1)
+        x1 = with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
         scale = 1.0 / deviation
     else:
         spots = (rows % P)[:, None] * H
     s0 = tl.zeros((BLOCK_T, D0), tl.float32)
     s1 = tl.zeros((BLOCK_T, D1), tl.float32)
     for start in range(0, HP, BLOCK_H):
-        a0 = tl.trans(_weights(w1, start, 0, W, BLOCK_H, D0))
-        a1 = tl.trans(_weights(w1, start, D0, W, BLOCK_H, D1))
+        a0 = tl.trans(weight_tile(w1, start, 0, W, BLOCK_H, D0))
+        a1 = tl.trans(weight_tile(w1, start, D0, W, BLOCK_H, D1))
         pre = tl.dot(x0, a0, input_precision="ieee")
         pre = tl.dot(x1, a1, pre, input_precision="ieee")
         if place is None:
@@ -184,20 +184,20 @@ def feed_forward_kernel(
         else:
             pre += _place(place, spots, start, H, HP, BLOCK_H)
         h = gelu(pre, EXACT, ASM).to(dtype)
-        s0 = tl.dot(h, _weights(w2, start, 0, W, BLOCK_H, D0), s0, input_precision="ieee")
-        s1 = tl.dot(h, _weights(w2, start, D0, W, BLOCK_H, D1), s1, input_precision="ieee")
+        s0 = tl.dot(h, weight_tile(w2, start, 0, W, BLOCK_H, D0), s0, input_precision="ieee")
+        s1 = tl.dot(h, weight_tile(w2, start, D0, W, BLOCK_H, D1), s1, input_precision="ieee")
         s1 = settled(s1, ASM)
-    s0 += _vector(b2, 0, D, D0)[None, :]
-    s1 += _vector(b2, D0, D, D1)[None, :]
+    s0 += vector_tile(b2, 0, D, D0)[None, :]
+    s1 += vector_tile(b2, D0, D, D1)[None, :]
     if place is None:  # read again: kept in registers, the tokens would push the sums out
-        s0 += _tokens(x, rows, T, 0, D, D0).to(tl.float32)
-        s1 += _tokens(x, rows, T, D0, D, D1).to(tl.float32)
-    _put(y, rows, T, 0, s0, D, D0)
-    _put(y, rows, T, D0, s1, D, D1)
+        s0 += token_tile(x, rows, T, 0, D, D0).to(tl.float32)
+        s1 += token_tile(x, rows, T, D0, D, D1).to(tl.float32)
+    put_tile(y, rows, T, 0, s0, D, D0)
+    put_tile(y, rows, T, D0, s1, D, D1)
 
 
 @triton.jit
-def _put_normed(normed, rows, T, x, mean, scale, channels, D: tl.constexpr, EXTRA: tl.constexpr):
+def put_normed(normed, rows, T, x, mean, scale, channels, D: tl.constexpr, EXTRA: tl.constexpr):
     """The normalised tokens, then a column of ones, then zeros."""
     n = (x.to(tl.float32) - mean[:, None]) * scale[:, None]
     n = tl.where((channels < D)[None, :], n, tl.where((channels == D)[None, :], 1.0, 0.0))
@@ -219,51 +219,51 @@ def feed_forward_backward_kernel(
     rows = tile * BLOCK_T + tl.arange(0, BLOCK_T)
     dtype = x.dtype.element_ty
     c0, c1 = tl.arange(0, D0), D0 + tl.arange(0, D1)
-    x0 = _tokens(x, rows, T, 0, D, D0)
-    x1 = _tokens(x, rows, T, D0, D, D1)
+    x0 = token_tile(x, rows, T, 0, D, D0)
+    x1 = token_tile(x, rows, T, D0, D, D1)
     if place is None:
-        mean, deviation = _statistics(x0, x1, eps, D, D0, D1)
-        x1 = _with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
+        mean, deviation = statistics(x0, x1, eps, D, D0, D1)
+        x1 = with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
         scale = 1.0 / deviation
-        _put_normed(normed, rows, T, x0, mean, scale, c0, D, EXTRA)
-        _put_normed(normed, rows, T, x1, mean, scale, c1, D, EXTRA)
+        put_normed(normed, rows, T, x0, mean, scale, c0, D, EXTRA)
+        put_normed(normed, rows, T, x1, mean, scale, c1, D, EXTRA)
     else:
         spots = (rows % P)[:, None] * H
-    g0 = _tokens(dy, rows, T, 0, D, D0)
-    g1 = _tokens(dy, rows, T, D0, D, D1)
+    g0 = token_tile(dy, rows, T, 0, D, D0)
+    g1 = token_tile(dy, rows, T, D0, D, D1)
     tl.store(sums + tile * D + c0, tl.sum(g0.to(tl.float32), 0), mask=c0 < D)
     tl.store(sums + tile * D + c1, tl.sum(g1.to(tl.float32), 0), mask=c1 < D)
     d0 = tl.zeros((BLOCK_T, D0), tl.float32)
     d1 = tl.zeros((BLOCK_T, D1), tl.float32)
     for start in range(0, HP, BLOCK_H):
-        a0 = _weights(w1, start, 0, W, BLOCK_H, D0)
-        a1 = _weights(w1, start, D0, W, BLOCK_H, D1)
+        a0 = weight_tile(w1, start, 0, W, BLOCK_H, D0)
+        a1 = weight_tile(w1, start, D0, W, BLOCK_H, D1)
         pre = tl.dot(x0, tl.trans(a0), input_precision="ieee")
         pre = tl.dot(x1, tl.trans(a1), pre, input_precision="ieee")
-        v0 = tl.trans(_weights(w2, start, 0, W, BLOCK_H, D0))
+        v0 = tl.trans(weight_tile(w2, start, 0, W, BLOCK_H, D0))
         dh = tl.dot(g0, v0, input_precision="ieee")
-        v1 = tl.trans(_weights(w2, start, D0, W, BLOCK_H, D1))
+        v1 = tl.trans(weight_tile(w2, start, D0, W, BLOCK_H, D1))
         dh = tl.dot(g1, v1, dh, input_precision="ieee")
         if place is None:
             pre = pre * scale[:, None]
         else:
             pre += _place(place, spots, start, H, HP, BLOCK_H)
         h, slope = gelu_and_slope(pre, EXACT, ASM)
-        _put_hidden(hidden, rows, T, start, h.to(dtype), H, HP, BLOCK_H)
+        put_hidden(hidden, rows, T, start, h.to(dtype), H, HP, BLOCK_H)
         back = (dh * slope).to(dtype)
-        _put_hidden(change, rows, T, start, back, H, HP, BLOCK_H)
+        put_hidden(change, rows, T, start, back, H, HP, BLOCK_H)
         d0 = tl.dot(back, a0, d0, input_precision="ieee")
         d1 = settled(tl.dot(back, a1, d1, input_precision="ieee"), ASM)
     if place is None:
         d0 = tl.where((c0 < D)[None, :], d0, 0.0)
         d1 = tl.where((c1 < D)[None, :], d1, 0.0)
-        n0 = (_tokens(x, rows, T, 0, D, D0).to(tl.float32) - mean[:, None]) * scale[:, None]
-        n1 = (_tokens(x, rows, T, D0, D, D1).to(tl.float32) - mean[:, None]) * scale[:, None]
+        n0 = (token_tile(x, rows, T, 0, D, D0).to(tl.float32) - mean[:, None]) * scale[:, None]
+        n1 = (token_tile(x, rows, T, D0, D, D1).to(tl.float32) - mean[:, None]) * scale[:, None]
         level = (tl.sum(d0, 1) + tl.sum(d1, 1)) / D
         along = (tl.sum(d0 * n0, 1) + tl.sum(d1 * n1, 1)) / D
         d0 = (d0 - level[:, None] - n0 * along[:, None]) * scale[:, None]
         d1 = (d1 - level[:, None] - n1 * along[:, None]) * scale[:, None]
-        d0 += _tokens(dy, rows, T, 0, D, D0).to(tl.float32)
-        d1 += _tokens(dy, rows, T, D0, D, D1).to(tl.float32)
-    _put(dx, rows, T, 0, d0, D, D0)
-    _put(dx, rows, T, D0, d1, D, D1)
+        d0 += token_tile(dy, rows, T, 0, D, D0).to(tl.float32)
+        d1 += token_tile(dy, rows, T, D0, D, D1).to(tl.float32)
+    put_tile(dx, rows, T, 0, d0, D, D0)
+    put_tile(dx, rows, T, D0, d1, D, D1)

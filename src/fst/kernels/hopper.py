@@ -12,6 +12,11 @@ import triton
 from torch import Tensor
 
 _given_up: set[str] = set()
+# What says nothing about a kernel.
+_FAILURES_OF_THE_GPU = (
+    torch.OutOfMemoryError,
+    getattr(torch, "AcceleratorError", torch.OutOfMemoryError),
+)
 
 
 def _on_hopper(tensor: Tensor) -> bool:
@@ -27,6 +32,8 @@ def try_on_hopper(family: str, tensor: Tensor, launch: Callable[[], None]) -> bo
         return False
     try:
         launch()
+    except _FAILURES_OF_THE_GPU:
+        raise
     except Exception as error:  # whatever another version of a young language may raise
         _given_up.add(family)
         warnings.warn(

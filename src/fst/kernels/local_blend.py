@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fst.kernels.blend import FOLD, FORWARD_PRECISION, tile_sizes
 from fst.kernels.forward_blend import run_blend, with_ones
+from fst.kernels.operators import operator
 
 # Tiles of the forward kernel by the size of a feature in bytes.
 LOCAL_TILES = {2: tile_sizes(64, 32, 4, 3), 4: tile_sizes(32, 32, 4, 2)}
@@ -105,7 +106,7 @@ def anchor_lists(
     return chosen, counts
 
 
-@torch.library.custom_op("fst::rbf_local_blend", mutates_args=())
+@operator("fst::rbf_local_blend")
 def blend_locally(
     points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor, channels: int
 ) -> Tensor:

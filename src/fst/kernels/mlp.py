@@ -32,6 +32,7 @@ from fst.kernels.feed_forward_packing import (
     tile_widths,
 )
 from fst.kernels.hopper import try_on_hopper
+from fst.kernels.operators import operator
 from fst.kernels.tiles import Tiles, first_that_fits
 
 
@@ -48,10 +49,11 @@ SMALLER = [_tiles(64, 32, 4, 2), _tiles(32, 16, 4, 1)]
 _GROUP = 64
 
 
-def _on_hopper(x: Tensor, launch: Callable[[], None]) -> bool:
-    """Whether the Hopper kernel took these tokens."""
-    suited = x.dtype == torch.bfloat16 and tile_widths(x.shape[1])[0] == 128
-    return suited and try_on_hopper("MLP", x, launch)
+def _hopper_took(launch: Callable[[], None], *tokens: Tensor) -> bool:
+    """Whether the Hopper kernel ran on these; it wants them to begin at multiples of 16 bytes."""
+    suited = all(x.dtype == torch.bfloat16 and x.data_ptr() % 16 == 0 for x in tokens)
+    wide = tile_widths(tokens[0].shape[1])[0] == 128
+    return suited and wide and try_on_hopper("MLP", tokens[0], launch)
 
 
 def _constants(x: Tensor, w1: Tensor, hidden: int) -> dict[str, int | bool]:
@@ -69,7 +71,7 @@ def transposed_product(a: Tensor, b: Tensor) -> Tensor:
     return a.float().t() @ b.float()
 
 
-@torch.library.custom_op("fst::feed_forward", mutates_args=())
+@operator("fst::feed_forward")
 def mlp_forward(
     x: Tensor,
     place: Tensor | None,
@@ -95,7 +97,7 @@ def mlp_forward(
             x, place, w1, w2, b2, y, len(x), rows, eps, **_constants(x, w1, len(first)), **tiles
         )
 
-    if not _on_hopper(x, for_hopper):
+    if not _hopper_took(for_hopper, x):
         first_that_fits((FORWARD[tile_widths(x.shape[1])[1] == 128], *SMALLER), launch)
     return y
 
@@ -114,7 +116,7 @@ def _(
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("fst::feed_forward_backward", mutates_args=())
+@operator("fst::feed_forward_backward")
 def mlp_backward(
     dy: Tensor, x: Tensor, place: Tensor | None, w1: Tensor, w2: Tensor, hidden: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -142,7 +144,7 @@ def mlp_backward(
         )  # fmt: skip
         return shares
 
-    if not _on_hopper(x, for_hopper):
+    if not _hopper_took(for_hopper, x, dy):
         shares = first_that_fits((BACKWARD[tile_widths(width)[1] == 128], *SMALLER), launch)
         sums.zero_()
         sums[0] = shares.sum(dim=0)
@@ -165,7 +167,7 @@ def _(
         x.new_empty(0) if place is None else torch.empty_like(place),
         x.new_empty(hidden, width + (EXTRA if place is None else 0), dtype=torch.float32),
         x.new_empty(width, hidden, dtype=torch.float32),
-        x.new_empty(2 * math.ceil(len(x) / (2 * _GROUP)), width, dtype=torch.float32),
+        x.new_empty(2 * math.ceil(x.shape[0] / (2 * _GROUP)), width, dtype=torch.float32),
     )
 
 

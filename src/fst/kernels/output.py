@@ -19,16 +19,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fst.kernels.feed_forward_kernels import (
-    _put,
-    _put_hidden,
-    _put_normed,
-    _statistics,
-    _tokens,
-    _vector,
-    _weights,
-    _with_moments,
     gelu,
     gelu_and_slope,
+    put_hidden,
+    put_normed,
+    put_tile,
+    statistics,
+    token_tile,
+    vector_tile,
+    weight_tile,
+    with_moments,
 )
 from fst.kernels.feed_forward_packing import (
     EXTRA,
@@ -39,6 +39,7 @@ from fst.kernels.feed_forward_packing import (
 )
 from fst.kernels.forward_blend import settled
 from fst.kernels.mlp import transposed_product
+from fst.kernels.operators import operator
 from fst.kernels.tiles import Tiles, first_that_fits
 
 TOKENS = 64
@@ -61,17 +62,17 @@ def output_kernel(
 ):  # fmt: skip
     W: tl.constexpr = D0 + D1
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    x0 = _tokens(x, rows, T, 0, D, D0)
-    mean, deviation = _statistics(x0, _tokens(x, rows, T, D0, D, D1), eps, D, D0, D1)
-    x1 = _with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
+    x0 = token_tile(x, rows, T, 0, D, D0)
+    mean, deviation = statistics(x0, token_tile(x, rows, T, D0, D, D1), eps, D, D0, D1)
+    x1 = with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
     scale = 1.0 / deviation
     total = tl.zeros((BLOCK_T,), tl.float32)
     for start in range(0, HP, BLOCK_H):
-        a0 = tl.trans(_weights(w1, start, 0, W, BLOCK_H, D0))
-        a1 = tl.trans(_weights(w1, start, D0, W, BLOCK_H, D1))
+        a0 = tl.trans(weight_tile(w1, start, 0, W, BLOCK_H, D0))
+        a1 = tl.trans(weight_tile(w1, start, D0, W, BLOCK_H, D1))
         pre = tl.dot(x0, a0, input_precision="ieee")
         pre = tl.dot(x1, a1, pre, input_precision="ieee") * scale[:, None]
-        total += tl.sum(gelu(pre, EXACT, ASM) * _vector(w2, start, H, BLOCK_H)[None, :], 1)
+        total += tl.sum(gelu(pre, EXACT, ASM) * vector_tile(w2, start, H, BLOCK_H)[None, :], 1)
     tl.store(y + rows, total + tl.load(b2), mask=rows < T)
 
 
@@ -88,35 +89,35 @@ def output_backward_kernel(
     rows = tile * BLOCK_T + tl.arange(0, BLOCK_T)
     dtype = x.dtype.element_ty
     c0, c1 = tl.arange(0, D0), D0 + tl.arange(0, D1)
-    x0 = _tokens(x, rows, T, 0, D, D0)
-    mean, deviation = _statistics(x0, _tokens(x, rows, T, D0, D, D1), eps, D, D0, D1)
-    x1 = _with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
+    x0 = token_tile(x, rows, T, 0, D, D0)
+    mean, deviation = statistics(x0, token_tile(x, rows, T, D0, D, D1), eps, D, D0, D1)
+    x1 = with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
     scale = 1.0 / deviation
-    _put_normed(normed, rows, T, x0, mean, scale, c0, D, EXTRA)
-    _put_normed(normed, rows, T, x1, mean, scale, c1, D, EXTRA)
+    put_normed(normed, rows, T, x0, mean, scale, c0, D, EXTRA)
+    put_normed(normed, rows, T, x1, mean, scale, c1, D, EXTRA)
     g = tl.load(dy + rows, mask=rows < T, other=0.0)
     d0 = tl.zeros((BLOCK_T, D0), tl.float32)
     d1 = tl.zeros((BLOCK_T, D1), tl.float32)
     for start in range(0, HP, BLOCK_H):
-        a0 = _weights(w1, start, 0, W, BLOCK_H, D0)
-        a1 = _weights(w1, start, D0, W, BLOCK_H, D1)
+        a0 = weight_tile(w1, start, 0, W, BLOCK_H, D0)
+        a1 = weight_tile(w1, start, D0, W, BLOCK_H, D1)
         pre = tl.dot(x0, tl.trans(a0), input_precision="ieee")
         pre = tl.dot(x1, tl.trans(a1), pre, input_precision="ieee") * scale[:, None]
         h, slope = gelu_and_slope(pre, EXACT, ASM)
         units = start + tl.arange(0, BLOCK_H)
         tl.store(shares + tile * H + units, tl.sum(h * g[:, None], 0), mask=units < H)
-        back = (slope * g[:, None] * _vector(w2, start, H, BLOCK_H)[None, :]).to(dtype)
-        _put_hidden(change, rows, T, start, back, H, HP, BLOCK_H)
+        back = (slope * g[:, None] * vector_tile(w2, start, H, BLOCK_H)[None, :]).to(dtype)
+        put_hidden(change, rows, T, start, back, H, HP, BLOCK_H)
         d0 = tl.dot(back, a0, d0, input_precision="ieee")
         d1 = settled(tl.dot(back, a1, d1, input_precision="ieee"), ASM)
     d0 = tl.where((c0 < D)[None, :], d0, 0.0)
     d1 = tl.where((c1 < D)[None, :], d1, 0.0)
-    n0 = (_tokens(x, rows, T, 0, D, D0).to(tl.float32) - mean[:, None]) * scale[:, None]
-    n1 = (_tokens(x, rows, T, D0, D, D1).to(tl.float32) - mean[:, None]) * scale[:, None]
+    n0 = (token_tile(x, rows, T, 0, D, D0).to(tl.float32) - mean[:, None]) * scale[:, None]
+    n1 = (token_tile(x, rows, T, D0, D, D1).to(tl.float32) - mean[:, None]) * scale[:, None]
     level = (tl.sum(d0, 1) + tl.sum(d1, 1)) / D
     along = (tl.sum(d0 * n0, 1) + tl.sum(d1 * n1, 1)) / D
-    _put(dx, rows, T, 0, (d0 - level[:, None] - n0 * along[:, None]) * scale[:, None], D, D0)
-    _put(dx, rows, T, D0, (d1 - level[:, None] - n1 * along[:, None]) * scale[:, None], D, D1)
+    put_tile(dx, rows, T, 0, (d0 - level[:, None] - n0 * along[:, None]) * scale[:, None], D, D0)
+    put_tile(dx, rows, T, D0, (d1 - level[:, None] - n1 * along[:, None]) * scale[:, None], D, D1)
 
 
 def _common(tokens: Tensor, packed: Tensor, hidden: int) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def _common(tokens: Tensor, packed: Tensor, hidden: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@torch.library.custom_op("fst::output_mlp", mutates_args=())
+@operator("fst::output_mlp")
 def output_forward(
     tokens: Tensor, layer: Tensor, packed: Tensor, second: Tensor, bias: Tensor, eps: float
 ) -> Tensor:
@@ -153,7 +154,7 @@ def _(
     return tokens.new_empty(tokens.shape[0], dtype=torch.float32)
 
 
-@torch.library.custom_op("fst::output_mlp_backward", mutates_args=())
+@operator("fst::output_mlp_backward")
 def output_backward(
     grad: Tensor, tokens: Tensor, packed: Tensor, second: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -15,12 +15,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fst.kernels.feed_forward_kernels import (
-    _put,
-    _put_normed,
-    _statistics,
-    _tokens,
-    _weights,
-    _with_moments,
+    put_normed,
+    put_tile,
+    statistics,
+    token_tile,
+    weight_tile,
+    with_moments,
 )
 from fst.kernels.feed_forward_packing import (
     EXTRA,
@@ -31,6 +31,7 @@ from fst.kernels.feed_forward_packing import (
 )
 from fst.kernels.forward_blend import settled
 from fst.kernels.mlp import transposed_product
+from fst.kernels.operators import operator
 from fst.kernels.tiles import Tiles, first_that_fits
 
 
@@ -50,13 +51,13 @@ def normed_linear_kernel(
 ):  # fmt: skip
     W: tl.constexpr = D0 + D1
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    x0 = _tokens(x, rows, T, 0, D, D0)
-    mean, deviation = _statistics(x0, _tokens(x, rows, T, D0, D, D1), eps, D, D0, D1)
-    x1 = _with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
+    x0 = token_tile(x, rows, T, 0, D, D0)
+    mean, deviation = statistics(x0, token_tile(x, rows, T, D0, D, D1), eps, D, D0, D1)
+    x1 = with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
     scale = 1.0 / deviation
     for start in range(0, NP, BLOCK_N):
-        a0 = tl.trans(_weights(w, start, 0, W, BLOCK_N, D0))
-        a1 = tl.trans(_weights(w, start, D0, W, BLOCK_N, D1))
+        a0 = tl.trans(weight_tile(w, start, 0, W, BLOCK_N, D0))
+        a1 = tl.trans(weight_tile(w, start, D0, W, BLOCK_N, D1))
         found = tl.dot(x0, a0, input_precision="ieee")
         found = tl.dot(x1, a1, found, input_precision="ieee") * scale[:, None]
         columns = start + tl.arange(0, BLOCK_N)
@@ -75,28 +76,28 @@ def normed_linear_backward_kernel(
     W: tl.constexpr = D0 + D1
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     c0, c1 = tl.arange(0, D0), D0 + tl.arange(0, D1)
-    x0, x1 = _tokens(x, rows, T, 0, D, D0), _tokens(x, rows, T, D0, D, D1)
-    mean, deviation = _statistics(x0, x1, eps, D, D0, D1)
+    x0, x1 = token_tile(x, rows, T, 0, D, D0), token_tile(x, rows, T, D0, D, D1)
+    mean, deviation = statistics(x0, x1, eps, D, D0, D1)
     scale = 1.0 / deviation
-    _put_normed(normed, rows, T, x0, mean, scale, c0, D, EXTRA)
-    _put_normed(normed, rows, T, x1, mean, scale, c1, D, EXTRA)
+    put_normed(normed, rows, T, x0, mean, scale, c0, D, EXTRA)
+    put_normed(normed, rows, T, x1, mean, scale, c1, D, EXTRA)
     d0 = tl.zeros((BLOCK_T, D0), tl.float32)
     d1 = tl.zeros((BLOCK_T, D1), tl.float32)
     for start in range(0, NP, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N)
         there = (rows < T)[:, None] & (columns < N)[None, :]
         g = tl.load(dy + rows[:, None] * N + columns[None, :], mask=there, other=0.0)
-        d0 = tl.dot(g, _weights(w, start, 0, W, BLOCK_N, D0), d0, input_precision="ieee")
-        d1 = tl.dot(g, _weights(w, start, D0, W, BLOCK_N, D1), d1, input_precision="ieee")
+        d0 = tl.dot(g, weight_tile(w, start, 0, W, BLOCK_N, D0), d0, input_precision="ieee")
+        d1 = tl.dot(g, weight_tile(w, start, D0, W, BLOCK_N, D1), d1, input_precision="ieee")
         d1 = settled(d1, ASM)
     d0 = tl.where((c0 < D)[None, :], d0, 0.0)
     d1 = tl.where((c1 < D)[None, :], d1, 0.0)
-    n0 = (_tokens(x, rows, T, 0, D, D0).to(tl.float32) - mean[:, None]) * scale[:, None]
-    n1 = (_tokens(x, rows, T, D0, D, D1).to(tl.float32) - mean[:, None]) * scale[:, None]
+    n0 = (token_tile(x, rows, T, 0, D, D0).to(tl.float32) - mean[:, None]) * scale[:, None]
+    n1 = (token_tile(x, rows, T, D0, D, D1).to(tl.float32) - mean[:, None]) * scale[:, None]
     level = (tl.sum(d0, 1) + tl.sum(d1, 1)) / D
     along = (tl.sum(d0 * n0, 1) + tl.sum(d1 * n1, 1)) / D
-    _put(dx, rows, T, 0, (d0 - level[:, None] - n0 * along[:, None]) * scale[:, None], D, D0)
-    _put(dx, rows, T, D0, (d1 - level[:, None] - n1 * along[:, None]) * scale[:, None], D, D1)
+    put_tile(dx, rows, T, 0, (d0 - level[:, None] - n0 * along[:, None]) * scale[:, None], D, D0)
+    put_tile(dx, rows, T, D0, (d1 - level[:, None] - n1 * along[:, None]) * scale[:, None], D, D1)
 
 
 def _sizes(width: int) -> dict[str, int]:
@@ -104,7 +105,7 @@ def _sizes(width: int) -> dict[str, int]:
     return {"D": width, "E": first_extra(width), "D0": first, "D1": second}
 
 
-@torch.library.custom_op("fst::normed_linear", mutates_args=())
+@operator("fst::normed_linear")
 def normed_linear_forward(tokens: Tensor, layer: Tensor, packed: Tensor, eps: float) -> Tensor:
     """Of tokens (t d) the outputs (t n). `layer` is `first_layer`, there for its gradient alone."""
     count, outputs = tokens.shape[0], layer.shape[0]
@@ -124,7 +125,7 @@ def _(tokens: Tensor, layer: Tensor, packed: Tensor, eps: float) -> Tensor:
     return tokens.new_empty(tokens.shape[0], layer.shape[0])
 
 
-@torch.library.custom_op("fst::normed_linear_backward", mutates_args=())
+@operator("fst::normed_linear_backward")
 def normed_linear_backward(
     grad: Tensor, tokens: Tensor, packed: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fst.kernels.blend import FOLD
+from fst.kernels.operators import operator
 
 # Rows at once, and rows of one program: the columns' gradients are summed over the latter. The
 # fastest of those tried on an H200.
@@ -150,7 +151,7 @@ def _wide(count: int) -> int:
     return max(16, triton.next_power_of_2(count))
 
 
-@torch.library.custom_op("fst::anchor_weights", mutates_args=())
+@operator("fst::anchor_weights")
 def weights_forward(anchors: Tensor, inverse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The weights (b m m) and the reciprocal of the sum of each row before it was normalised."""
     batch, axes, count = anchors.shape
@@ -168,7 +169,7 @@ def _(anchors: Tensor, inverse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
     return anchors.new_empty(batch, count, count, dtype=dtype), anchors.new_empty(batch, count)
 
 
-@torch.library.custom_op("fst::anchor_weights_backward", mutates_args=())
+@operator("fst::anchor_weights_backward")
 def weights_backward(
     grad: Tensor, anchors: Tensor, inverse: Tensor, reciprocals: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
