@@ -154,6 +154,34 @@ def with_moments(
     return tl.load(place, mask=mask, other=extra.to(dtype))
 
 
+@triton.jit
+def normed_operand(
+    x, rows, T, eps, D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr
+):
+    """Both tiles of the tokens for the first product, with their mean and reciprocal deviation."""
+    x0 = token_tile(x, rows, T, 0, D, D0)
+    mean, deviation = statistics(x0, token_tile(x, rows, T, D0, D, D1), eps, D, D0, D1)
+    return x0, with_moments(x, rows, T, mean, deviation, D, E, D0, D1), mean, 1.0 / deviation
+
+
+@triton.jit
+def through_norm(
+    d0, d1, x, rows, T, mean, scale, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr
+):
+    """The gradient of the tokens from that of the normalised ones.
+
+    The tokens are read again: kept in registers, they would push the sums out.
+    """
+    d0 = tl.where((tl.arange(0, D0) < D)[None, :], d0, 0.0)
+    d1 = tl.where((D0 + tl.arange(0, D1) < D)[None, :], d1, 0.0)
+    n0 = (token_tile(x, rows, T, 0, D, D0).to(tl.float32) - mean[:, None]) * scale[:, None]
+    n1 = (token_tile(x, rows, T, D0, D, D1).to(tl.float32) - mean[:, None]) * scale[:, None]
+    level = (tl.sum(d0, 1) + tl.sum(d1, 1)) / D
+    along = (tl.sum(d0 * n0, 1) + tl.sum(d1 * n1, 1)) / D
+    d0 = (d0 - level[:, None] - n0 * along[:, None]) * scale[:, None]
+    return d0, (d1 - level[:, None] - n1 * along[:, None]) * scale[:, None]
+
+
 @triton.jit(do_not_specialize=["T", "P"])
 def feed_forward_kernel(
     x, place, w1, w2, b2, y, T, P, eps,
@@ -255,14 +283,7 @@ def feed_forward_backward_kernel(
         d0 = tl.dot(back, a0, d0, input_precision="ieee")
         d1 = settled(tl.dot(back, a1, d1, input_precision="ieee"), ASM)
     if place is None:
-        d0 = tl.where((c0 < D)[None, :], d0, 0.0)
-        d1 = tl.where((c1 < D)[None, :], d1, 0.0)
-        n0 = (token_tile(x, rows, T, 0, D, D0).to(tl.float32) - mean[:, None]) * scale[:, None]
-        n1 = (token_tile(x, rows, T, D0, D, D1).to(tl.float32) - mean[:, None]) * scale[:, None]
-        level = (tl.sum(d0, 1) + tl.sum(d1, 1)) / D
-        along = (tl.sum(d0 * n0, 1) + tl.sum(d1 * n1, 1)) / D
-        d0 = (d0 - level[:, None] - n0 * along[:, None]) * scale[:, None]
-        d1 = (d1 - level[:, None] - n1 * along[:, None]) * scale[:, None]
+        d0, d1 = through_norm(d0, d1, x, rows, T, mean, scale, D, D0, D1)
         d0 += token_tile(dy, rows, T, 0, D, D0).to(tl.float32)
         d1 += token_tile(dy, rows, T, D0, D, D1).to(tl.float32)
     put_tile(dx, rows, T, 0, d0, D, D0)

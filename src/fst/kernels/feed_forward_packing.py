@@ -42,6 +42,12 @@ def first_extra(width: int) -> int:
     return max(width, tile_widths(width)[0])
 
 
+def channel_tiles(width: int) -> dict[str, int]:
+    """The constants by which every kernel here divides the channels."""
+    first, second = tile_widths(width)
+    return {"D": width, "E": first_extra(width), "D0": first, "D1": second}
+
+
 def first_layer(
     gamma: Float[Tensor, " d"],
     beta: Float[Tensor, " d"],

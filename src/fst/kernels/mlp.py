@@ -23,7 +23,7 @@ from torch import Tensor
 from fst.kernels.feed_forward_kernels import feed_forward_backward_kernel, feed_forward_kernel
 from fst.kernels.feed_forward_packing import (
     EXTRA,
-    first_extra,
+    channel_tiles,
     first_layer,
     pack,
     pack_first,
@@ -56,12 +56,11 @@ def _hopper_took(launch: Callable[[], None], *tokens: Tensor) -> bool:
     return suited and wide and try_on_hopper("MLP", tokens[0], launch)
 
 
-def _constants(x: Tensor, w1: Tensor, hidden: int) -> dict[str, int | bool]:
-    width = x.shape[1]
-    first, second = tile_widths(width)
-    sizes = {"D": width, "E": first_extra(width), "D0": first, "D1": second}
+def constants(x: Tensor, w1: Tensor, hidden: int) -> dict[str, int | bool]:
+    """What kernels with a hidden layer are compiled for."""
     exact = x.dtype == torch.float32
-    return sizes | {"H": hidden, "HP": len(w1), "EXACT": exact, "ASM": x.is_cuda}
+    sizes = {"H": hidden, "HP": len(w1), "EXACT": exact, "ASM": x.is_cuda}
+    return channel_tiles(x.shape[1]) | sizes
 
 
 def transposed_product(a: Tensor, b: Tensor) -> Tensor:
@@ -94,7 +93,7 @@ def mlp_forward(
     def launch(tiles: Tiles) -> None:
         rows = 1 if place is None else len(place)
         feed_forward_kernel[(triton.cdiv(len(x), tiles["BLOCK_T"]),)](
-            x, place, w1, w2, b2, y, len(x), rows, eps, **_constants(x, w1, len(first)), **tiles
+            x, place, w1, w2, b2, y, len(x), rows, eps, **constants(x, w1, len(first)), **tiles
         )
 
     if not _hopper_took(for_hopper, x):
@@ -140,7 +139,7 @@ def mlp_backward(
         feed_forward_backward_kernel[(len(shares),)](
             dy, x, place, w1, w2, dx, normed, gelu, change, shares,
             count, 1 if place is None else len(place), eps,
-            **_constants(x, w1, hidden), EXTRA=EXTRA, **tiles,
+            **constants(x, w1, hidden), EXTRA=EXTRA, **tiles,
         )  # fmt: skip
         return shares
 

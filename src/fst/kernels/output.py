@@ -21,24 +21,21 @@ from torch import Tensor
 from fst.kernels.feed_forward_kernels import (
     gelu,
     gelu_and_slope,
+    normed_operand,
     put_hidden,
     put_normed,
     put_tile,
-    statistics,
-    token_tile,
+    through_norm,
     vector_tile,
     weight_tile,
-    with_moments,
 )
 from fst.kernels.feed_forward_packing import (
     EXTRA,
-    first_extra,
     first_layer,
     pack_first,
-    tile_widths,
 )
 from fst.kernels.forward_blend import settled
-from fst.kernels.mlp import transposed_product
+from fst.kernels.mlp import constants, transposed_product
 from fst.kernels.operators import operator
 from fst.kernels.tiles import Tiles, first_that_fits
 
@@ -53,7 +50,7 @@ def _tiles(hidden: int, stages: int) -> Tiles:
 TILES = (_tiles(64, 2), _tiles(32, 2), _tiles(16, 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def output_kernel(
     x, w1, w2, b2, y, T, eps,
     D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
@@ -62,10 +59,7 @@ def output_kernel(
 ):  # fmt: skip
     W: tl.constexpr = D0 + D1
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    x0 = token_tile(x, rows, T, 0, D, D0)
-    mean, deviation = statistics(x0, token_tile(x, rows, T, D0, D, D1), eps, D, D0, D1)
-    x1 = with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
-    scale = 1.0 / deviation
+    x0, x1, _, scale = normed_operand(x, rows, T, eps, D, E, D0, D1)
     total = tl.zeros((BLOCK_T,), tl.float32)
     for start in range(0, HP, BLOCK_H):
         a0 = tl.trans(weight_tile(w1, start, 0, W, BLOCK_H, D0))
@@ -76,7 +70,7 @@ def output_kernel(
     tl.store(y + rows, total + tl.load(b2), mask=rows < T)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def output_backward_kernel(
     dy, x, w1, w2, dx, normed, change, shares, T, eps,
     D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
@@ -89,10 +83,7 @@ def output_backward_kernel(
     rows = tile * BLOCK_T + tl.arange(0, BLOCK_T)
     dtype = x.dtype.element_ty
     c0, c1 = tl.arange(0, D0), D0 + tl.arange(0, D1)
-    x0 = token_tile(x, rows, T, 0, D, D0)
-    mean, deviation = statistics(x0, token_tile(x, rows, T, D0, D, D1), eps, D, D0, D1)
-    x1 = with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
-    scale = 1.0 / deviation
+    x0, x1, mean, scale = normed_operand(x, rows, T, eps, D, E, D0, D1)
     put_normed(normed, rows, T, x0, mean, scale, c0, D, EXTRA)
     put_normed(normed, rows, T, x1, mean, scale, c1, D, EXTRA)
     g = tl.load(dy + rows, mask=rows < T, other=0.0)
@@ -110,24 +101,9 @@ def output_backward_kernel(
         put_hidden(change, rows, T, start, back, H, HP, BLOCK_H)
         d0 = tl.dot(back, a0, d0, input_precision="ieee")
         d1 = settled(tl.dot(back, a1, d1, input_precision="ieee"), ASM)
-    d0 = tl.where((c0 < D)[None, :], d0, 0.0)
-    d1 = tl.where((c1 < D)[None, :], d1, 0.0)
-    n0 = (token_tile(x, rows, T, 0, D, D0).to(tl.float32) - mean[:, None]) * scale[:, None]
-    n1 = (token_tile(x, rows, T, D0, D, D1).to(tl.float32) - mean[:, None]) * scale[:, None]
-    level = (tl.sum(d0, 1) + tl.sum(d1, 1)) / D
-    along = (tl.sum(d0 * n0, 1) + tl.sum(d1 * n1, 1)) / D
-    put_tile(dx, rows, T, 0, (d0 - level[:, None] - n0 * along[:, None]) * scale[:, None], D, D0)
-    put_tile(dx, rows, T, D0, (d1 - level[:, None] - n1 * along[:, None]) * scale[:, None], D, D1)
-
-
-def _common(tokens: Tensor, packed: Tensor, hidden: int) -> dict[str, Any]:
-    width = tokens.shape[1]
-    first, second = tile_widths(width)
-    return {
-        "D": width, "E": first_extra(width), "D0": first, "D1": second,
-        "H": hidden, "HP": len(packed), "EXACT": tokens.dtype == torch.float32,
-        "ASM": tokens.is_cuda,
-    }  # fmt: skip
+    d0, d1 = through_norm(d0, d1, x, rows, T, mean, scale, D, D0, D1)
+    put_tile(dx, rows, T, 0, d0, D, D0)
+    put_tile(dx, rows, T, D0, d1, D, D1)
 
 
 @operator("fst::output_mlp")
@@ -138,7 +114,7 @@ def output_forward(
     count = tokens.shape[0]
     out = tokens.new_empty(count, dtype=torch.float32)
     given = tokens, packed, second, bias, out, count, eps
-    sizes = _common(tokens, packed, len(second))
+    sizes = constants(tokens, packed, len(second))
 
     def launch(tiles: Tiles) -> None:
         output_kernel[(triton.cdiv(count, TOKENS),)](*given, **sizes, **tiles)
@@ -168,7 +144,7 @@ def output_backward(
         tokens.new_empty(number, hidden, dtype=torch.float32),
     )
     given = grad, tokens, packed, second, *found, count, eps
-    sizes = _common(tokens, packed, hidden)
+    sizes = constants(tokens, packed, hidden)
 
     def launch(tiles: Tiles) -> None:
         output_backward_kernel[(number,)](*given, EXTRA=EXTRA, **sizes, **tiles)

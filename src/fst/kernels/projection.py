@@ -15,19 +15,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fst.kernels.feed_forward_kernels import (
+    normed_operand,
     put_normed,
     put_tile,
     statistics,
+    through_norm,
     token_tile,
     weight_tile,
-    with_moments,
 )
 from fst.kernels.feed_forward_packing import (
     EXTRA,
-    first_extra,
+    channel_tiles,
     first_layer,
     pack_first,
-    tile_widths,
 )
 from fst.kernels.forward_blend import settled
 from fst.kernels.mlp import transposed_product
@@ -43,7 +43,7 @@ def _tiles(outputs: int, stages: int) -> Tiles:
 TILES = (_tiles(64, 3), _tiles(32, 2), _tiles(16, 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def normed_linear_kernel(
     x, w, y, T, N, NP, eps,
     D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
@@ -51,10 +51,7 @@ def normed_linear_kernel(
 ):  # fmt: skip
     W: tl.constexpr = D0 + D1
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    x0 = token_tile(x, rows, T, 0, D, D0)
-    mean, deviation = statistics(x0, token_tile(x, rows, T, D0, D, D1), eps, D, D0, D1)
-    x1 = with_moments(x, rows, T, mean, deviation, D, E, D0, D1)
-    scale = 1.0 / deviation
+    x0, x1, _, scale = normed_operand(x, rows, T, eps, D, E, D0, D1)
     for start in range(0, NP, BLOCK_N):
         a0 = tl.trans(weight_tile(w, start, 0, W, BLOCK_N, D0))
         a1 = tl.trans(weight_tile(w, start, D0, W, BLOCK_N, D1))
@@ -65,7 +62,7 @@ def normed_linear_kernel(
         tl.store(y + rows[:, None] * N + columns[None, :], found.to(y.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def normed_linear_backward_kernel(
     dy, x, w, dx, normed, T, N, NP, eps,
     D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
@@ -90,19 +87,9 @@ def normed_linear_backward_kernel(
         d0 = tl.dot(g, weight_tile(w, start, 0, W, BLOCK_N, D0), d0, input_precision="ieee")
         d1 = tl.dot(g, weight_tile(w, start, D0, W, BLOCK_N, D1), d1, input_precision="ieee")
         d1 = settled(d1, ASM)
-    d0 = tl.where((c0 < D)[None, :], d0, 0.0)
-    d1 = tl.where((c1 < D)[None, :], d1, 0.0)
-    n0 = (token_tile(x, rows, T, 0, D, D0).to(tl.float32) - mean[:, None]) * scale[:, None]
-    n1 = (token_tile(x, rows, T, D0, D, D1).to(tl.float32) - mean[:, None]) * scale[:, None]
-    level = (tl.sum(d0, 1) + tl.sum(d1, 1)) / D
-    along = (tl.sum(d0 * n0, 1) + tl.sum(d1 * n1, 1)) / D
-    put_tile(dx, rows, T, 0, (d0 - level[:, None] - n0 * along[:, None]) * scale[:, None], D, D0)
-    put_tile(dx, rows, T, D0, (d1 - level[:, None] - n1 * along[:, None]) * scale[:, None], D, D1)
-
-
-def _sizes(width: int) -> dict[str, int]:
-    first, second = tile_widths(width)
-    return {"D": width, "E": first_extra(width), "D0": first, "D1": second}
+    d0, d1 = through_norm(d0, d1, x, rows, T, mean, scale, D, D0, D1)
+    put_tile(dx, rows, T, 0, d0, D, D0)
+    put_tile(dx, rows, T, D0, d1, D, D1)
 
 
 @operator("fst::normed_linear")
@@ -114,7 +101,7 @@ def normed_linear_forward(tokens: Tensor, layer: Tensor, packed: Tensor, eps: fl
 
     def launch(tiles: Tiles) -> None:
         grid = (triton.cdiv(count, tiles["BLOCK_T"]),)
-        normed_linear_kernel[grid](*given, **_sizes(tokens.shape[1]), **tiles)
+        normed_linear_kernel[grid](*given, **channel_tiles(tokens.shape[1]), **tiles)
 
     first_that_fits(TILES, launch)
     return out
@@ -136,7 +123,7 @@ def normed_linear_backward(
 
     def launch(tiles: Tiles) -> None:
         normed_linear_backward_kernel[(triton.cdiv(count, tiles["BLOCK_T"]),)](
-            *given, ASM=tokens.is_cuda, EXTRA=EXTRA, **_sizes(width), **tiles
+            *given, ASM=tokens.is_cuda, EXTRA=EXTRA, **channel_tiles(width), **tiles
         )
 
     first_that_fits(TILES, launch)
