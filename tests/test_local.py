@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import fst
 from fst import local
 from fst.rbf import blend, rbf_weights
+from small import small_model, some_observations, some_queries
 
 
 def scattered(points, anchors, axes, scale, dtype=torch.float64):
@@ -98,3 +99,12 @@ def test_half_precision_decides_as_the_dense_formula_does():
     torch.testing.assert_close(found, dense, rtol=2e-2, atol=2e-2)
     full = local.weighty_blend(*inputs, features)
     torch.testing.assert_close(full, blend(rbf_weights(*inputs), features), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("neighbors", [None, 3])
+def test_no_queries_have_no_answers(neighbors):
+    model = small_model()
+    with torch.no_grad():
+        field = model(some_observations(model))
+        answer = field(some_queries(model, count=0), neighbors=neighbors)
+    assert answer.shape == (2, 0, model.output_channels)

@@ -81,6 +81,8 @@ class Field(Output):
         """Values at queries, in chunks that bound the memory; `neighbors` limits the anchors."""
         queries = check_queries(queries, self.domain, self.like)
         check_neighbors(neighbors)
+        if queries.shape[1] == 0:
+            return self.decode(queries)
         unit = self.domain.to_unit(queries)
         whole = neighbors is None or neighbors >= self.features.shape[1]
         fused = kernels.fused_blend is not None and kernels.usable(self.like, self.features)
