@@ -54,8 +54,8 @@ def aligned(
 
 
 class Linear(nn.Linear):
-    """For inputs of any size, such as an embedding of 131 numbers: on a GPU, products of odd sizes
-    run several times slower than those of the next multiple of 8."""
+    """For inputs of any size, such as an embedding of 131 numbers, which on a GPU would keep the
+    product off the fast path."""
 
     def forward(self, inputs: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
         return linear(inputs, self.weight, self.bias)

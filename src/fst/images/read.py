@@ -145,10 +145,8 @@ class DistanceAttention(nn.Module):
         weight = F.pad(self.query.weight.unflatten(0, (self.heads, -1)), (0, 0, 0, extra))
         bias = F.pad(self.query.bias.unflatten(0, (self.heads, -1)), (0, extra))
         projected = normed_linear(tokens, norm, weight.flatten(0, 1), bias.flatten())
-        heads = projected.unflatten(-1, (self.heads, -1))  # b m h k
-        return (heads + F.pad(channels, (self.head_size, self.padding)).unsqueeze(2)).transpose(
-            1, 2
-        )
+        room = F.pad(channels, (self.head_size, self.padding)).unsqueeze(2)  # b m 1 k
+        return (projected.unflatten(-1, (self.heads, -1)) + room).transpose(1, 2)
 
     def forward(
         self,

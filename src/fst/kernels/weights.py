@@ -45,9 +45,12 @@ def _logits(p0, p1, p2, a0, a1, a2, i0, i1, i2, AXES: tl.constexpr):
 
 
 @triton.jit
-def _of_axis(base, index, real, M, axis: tl.constexpr, AXES: tl.constexpr):
-    """One axis of the listed anchors, or the last axis where there are fewer."""
-    return tl.load(base + (axis if axis < AXES else AXES - 1) * M + index, mask=real, other=1.0)
+def _axes(base, index, real, M, AXES: tl.constexpr):
+    """Three axes of the listed anchors; where there are fewer, the last again."""
+    first = tl.load(base + index, mask=real, other=1.0)
+    second = tl.load(base + (1 if AXES > 1 else 0) * M + index, mask=real, other=1.0)
+    third = tl.load(base + (AXES - 1) * M + index, mask=real, other=1.0)
+    return first, second, third
 
 
 @triton.jit
@@ -60,18 +63,12 @@ def weights_kernel(
     inverse += b * M * AXES
     columns = tl.arange(0, WIDE)
     there = columns < M
-    a0 = _of_axis(anchors, columns, there, M, 0, AXES)
-    a1 = _of_axis(anchors, columns, there, M, 1, AXES)
-    a2 = _of_axis(anchors, columns, there, M, 2, AXES)
-    i0 = _of_axis(inverse, columns, there, M, 0, AXES)
-    i1 = _of_axis(inverse, columns, there, M, 1, AXES)
-    i2 = _of_axis(inverse, columns, there, M, 2, AXES)
+    a0, a1, a2 = _axes(anchors, columns, there, M, AXES)
+    i0, i1, i2 = _axes(inverse, columns, there, M, AXES)
     for start in range(0, CHUNK, ROWS):
         rows = tl.program_id(0) * CHUNK + start + tl.arange(0, ROWS)
         real = rows < M
-        p0 = _of_axis(anchors, rows, real, M, 0, AXES)
-        p1 = _of_axis(anchors, rows, real, M, 1, AXES)
-        p2 = _of_axis(anchors, rows, real, M, 2, AXES)
+        p0, p1, p2 = _axes(anchors, rows, real, M, AXES)
         _, _, _, t = _logits(p0, p1, p2, a0, a1, a2, i0, i1, i2, AXES)
         weights = tl.where(there[None, :], tl.exp2(t), 0.0)
         reciprocal = 1.0 / tl.maximum(tl.sum(weights, 1), 1.0)  # rows beyond the last have none
@@ -100,21 +97,15 @@ def weights_backward_kernel(
     grad_points += b * M * AXES
     columns = tl.arange(0, WIDE)
     there = columns < M
-    a0 = _of_axis(anchors, columns, there, M, 0, AXES)
-    a1 = _of_axis(anchors, columns, there, M, 1, AXES)
-    a2 = _of_axis(anchors, columns, there, M, 2, AXES)
-    i0 = _of_axis(inverse, columns, there, M, 0, AXES)
-    i1 = _of_axis(inverse, columns, there, M, 1, AXES)
-    i2 = _of_axis(inverse, columns, there, M, 2, AXES)
+    a0, a1, a2 = _axes(anchors, columns, there, M, AXES)
+    i0, i1, i2 = _axes(inverse, columns, there, M, AXES)
     # Sums of S u and S u²: the factors 1/ℓ_j of the columns come at the end.
     s0 = tl.zeros((ROWS, WIDE), tl.float32)
     s1, s2, q0, q1, q2 = s0, s0, s0, s0, s0
     for start in range(0, CHUNK, ROWS):
         rows = tl.program_id(0) * CHUNK + start + tl.arange(0, ROWS)
         real = rows < M
-        p0 = _of_axis(anchors, rows, real, M, 0, AXES)
-        p1 = _of_axis(anchors, rows, real, M, 1, AXES)
-        p2 = _of_axis(anchors, rows, real, M, 2, AXES)
+        p0, p1, p2 = _axes(anchors, rows, real, M, AXES)
         u0, u1, u2, t = _logits(p0, p1, p2, a0, a1, a2, i0, i1, i2, AXES)
         reciprocal = tl.load(reciprocals + b * M + rows, mask=real, other=0.0)
         weights = tl.exp2(t) * reciprocal[:, None]
