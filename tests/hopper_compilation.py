@@ -9,8 +9,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from fst.kernels import attention_hopper as attention
-from fst.kernels.feed_forward_hopper import FORWARD, REGISTERS, ROWS, feed_forward_gluon_kernel
-from fst.kernels.feed_forward_hopper_backward import BACKWARD, feed_forward_backward_gluon_kernel
+from fst.kernels import feed_forward_hopper as forward
+from fst.kernels import feed_forward_hopper_backward as backward
 from fst.kernels.feed_forward_packing import HIDDEN_MULTIPLE, tile_widths
 
 
@@ -20,23 +20,22 @@ def described(rows, columns):
     return f"tensordesc<bf16[{rows}, {columns}],{layout!r}>"
 
 
-def mlp_types(first, second, hidden):
+def mlp_types(widths, hidden):
     tokens, weights = ("x", "y", "dy", "dx", "n"), ("w1", "w2")
-    wide = {f"{name}0": described(ROWS.value, first) for name in tokens}
-    rest = {f"{name}1": described(ROWS.value, second) for name in tokens}
-    wide |= {f"{name}a": described(hidden, first) for name in weights}
-    rest |= {f"{name}b": described(hidden, second) for name in weights}
-    staged = dict.fromkeys(("hidden", "change"), described(ROWS.value, hidden))
+    types = dict.fromkeys(("hidden", "change", "spots"), described(forward.ROWS.value, hidden))
+    for (i, letter), columns in zip(enumerate("abc"), widths, strict=False):
+        wide = columns or 16
+        types |= {f"{name}{i}": described(forward.ROWS.value, wide) for name in tokens}
+        types |= {f"{name}{letter}": described(hidden, wide) for name in weights}
     pointers = {"x": "*bf16", "place": "*bf16", "b2": "*fp32", "sums": "*fp32"}
-    return wide | rest | staged | pointers | {"T": "i32", "P": "i32", "eps": "fp32"}
+    return types | pointers | {"T": "i32", "P": "i32", "eps": "fp32"}
 
 
-def mlp_constants(width, hidden, place, tiles):
+def mlp_constants(width, widths, hidden, place, tile):
     padded = -(-hidden // HIDDEN_MULTIPLE) * HIDDEN_MULTIPLE
     return {
-        "D": width, "D1": tile_widths(width)[1], "H": hidden, "PLACE": place,
-        "TILES": padded // tiles.hidden, "HID": tiles.hidden, "STAGES": tiles.stages,
-        "REGISTERS": REGISTERS,
+        "D": width, "D1": widths[1], "H": hidden, "PLACE": place,
+        "TILES": padded // tile, "HID": tile,
     }  # fmt: skip
 
 
@@ -61,15 +60,26 @@ def shared_memory(kernel, types, constants):
     return compiled.metadata.shared
 
 
+# Two tiles of channels and three, two groups and three, and every way to take the place, though not
+# in every pair.
+for width, hidden, place, tokens in ((176, 704, 0, 49152), (200, 400, 2, 49152), (176, 64, 1, 64)):
+    widths = forward.tiles_of(width)
+    plan = forward.plan(tokens, width, place, 132)
+    constants = mlp_constants(width, widths, hidden, place, forward.HIDDEN) | {
+        "D2": widths[2], "GROUPS": plan.groups, "STAGES": plan.stages,
+        "REGISTERS": forward.REGISTERS[plan.groups],
+    }  # fmt: skip
+    types = mlp_types(widths, forward.HIDDEN)
+    print(shared_memory(forward.feed_forward_gluon_kernel, types, constants))
 # Both widths and both forms; compiling every pair of them takes twice as long.
 for width, hidden, place in ((176, 704, False), (200, 400, True)):
-    first, second = tile_widths(width)
-    for kernel, tiles in (
-        (feed_forward_gluon_kernel, FORWARD[second]),
-        (feed_forward_backward_gluon_kernel, BACKWARD[second]),
-    ):
-        types = mlp_types(first, second, tiles.hidden)
-        print(shared_memory(kernel, types, mlp_constants(width, hidden, place, tiles)))
+    widths = tile_widths(width)
+    tiles = backward.BACKWARD[widths[1]]
+    constants = mlp_constants(width, widths, hidden, place, tiles.hidden) | {
+        "STAGES": tiles.stages, "REGISTERS": backward.REGISTERS
+    }  # fmt: skip
+    types = mlp_types(widths, tiles.hidden)
+    print(shared_memory(backward.feed_forward_backward_gluon_kernel, types, constants))
 # With the most queries that are taken.
 for size, dtype in ((24, "bf16"), (32, "fp16")):
     constants = {"SIZE": size, "STEPS": 1024 // attention.TILE.value}

@@ -10,12 +10,20 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from scipy.special import ndtr
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.aot_autograd import aot_module, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fst import kernels
 from fst.kernels import feed_forward_packing as packing
-from fst.nn import FeedForward, PointMLP, ResidualFeedForward, fusible, residual_feed
+from fst.nn import (
+    FeedForward,
+    FourierFeatures,
+    PointMLP,
+    ResidualFeedForward,
+    fusible,
+    residual_feed,
+)
+from fst.prepared import Prepared
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -65,8 +73,12 @@ def plain_feed(tokens, gamma, beta, first, b1, second, b2):
     return tokens + F.linear(F.gelu(F.linear(normed, first, b1)), second, b2)
 
 
-def fused_feed(*inputs):
-    return kernels.feed_forward(*inputs, 1e-5)
+def fused_feed(tokens, *parameters):
+    return mlp.feed_forward(tokens, mlp.normed_layers(*parameters, tokens), 1e-5)
+
+
+def fused_point(blend, place, *parameters):
+    return mlp.point_mlp(blend, place, mlp.point_layers(*parameters, blend))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +125,7 @@ def test_the_point_mlp(batch, points, width, hidden, dtype, shared):
     blend, place = made((batch, points, width), (1 if shared else batch, points, hidden))
     _, _, first, _, second, b2 = norm_and_layers(width, hidden)
     inputs = [blend.to(dtype), place.to(dtype), first, second, b2]
-    found, output = errors(kernels.point_mlp, plain_point, inputs)
+    found, output = errors(fused_point, plain_point, inputs)
     assert output.dtype == dtype
     assert max(found) < BOUND[dtype]
 
@@ -183,9 +195,9 @@ def test_sizes_that_are_refused():
     with pytest.raises(ValueError, match="width must be a multiple of 8 up to 248.*got 20 and 40"):
         fused_feed(made((1, 4, 20))[0], *norm_and_layers(20, 40))
     with pytest.raises(ValueError, match="hidden a multiple of 8, got 16 and 12"):
-        kernels.point_mlp(*made((1, 4, 16), (1, 4, 12), (12, 16), (16, 12), (16,)))
+        fused_point(*made((1, 4, 16), (1, 4, 12), (12, 16), (16, 12), (16,)))
     with pytest.raises(ValueError, match=r"second_weight must be \(16, 24\), got \(8, 24\)"):
-        kernels.point_mlp(*made((1, 4, 16), (1, 4, 24), (24, 16), (8, 24), (8,)))
+        fused_point(*made((1, 4, 16), (1, 4, 24), (24, 16), (8, 24), (8,)))
 
 
 class OnGPU(torch.Tensor):
@@ -223,8 +235,8 @@ def always(monkeypatch):
 
 def calls(monkeypatch, name):
     """How often a kernel's function was called."""
-    seen, real = [], getattr(kernels, name)
-    monkeypatch.setattr(kernels, name, lambda *given: seen.append(name) or real(*given))
+    seen, real = [], getattr(mlp, name)
+    monkeypatch.setattr(mlp, name, lambda *given: seen.append(name) or real(*given))
     return seen
 
 
@@ -245,8 +257,9 @@ def test_the_modules_use_the_kernels(always, monkeypatch):
 
     point = calls(monkeypatch, "point_mlp")
     network = PointMLP(16, 6, 3, 32, 16).to(DEVICE)
-    blend, embedding, condition = made((2, 9, 16), (1, 9, 6), (2, 3))
-    place = network.place(embedding, condition)
+    fourier = FourierFeatures(2, 1, "linear")
+    blend, positions, condition = made((2, 9, 16), (1, 9, 2), (2, 3))
+    place = network.place(fourier, positions, condition)
     fused = network(blend, place)
     assert point == ["point_mlp"]
     with kernels.reference():
@@ -257,9 +270,9 @@ def test_the_modules_use_the_kernels(always, monkeypatch):
 def test_under_autocast_outputs_have_the_dtype_of_the_plain_path(always):
     network = PointMLP(16, 6, 0, 32, 16).to(DEVICE)
     module = ResidualFeedForward(16).to(DEVICE)
-    blend, embedding = made((2, 9, 16), (1, 9, 6))
+    blend, positions = made((2, 9, 16), (1, 9, 2))
     with torch.autocast(DEVICE, HALF):
-        place = network.place(embedding, None)
+        place = network.place(FourierFeatures(2, 1, "linear"), positions, None)
         for tokens in (blend, blend.to(HALF)):
             evaluated = network(tokens, place)
             fed = module(tokens)
@@ -281,36 +294,71 @@ def test_the_operators_keep_their_promises(rows):
     torch.library.opcheck(mlp.mlp_backward, (*given, *packed, 24, 1e-5))
 
 
-def test_weights_are_packed_once_for_all_steps():
-    """Under torch.compile, a layer that is applied four times packs its weights as if once."""
-    layers = [tensor.requires_grad_() for tensor in norm_and_layers(16, 24)]
-    graphs = []
+class Steps(torch.nn.Module):
+    """Two layers, applied over and over."""
 
-    def keep(graph, _):
-        graphs.append([str(node.target) for node in graph.graph.nodes])
-        return graph.forward
+    def __init__(self, number, shared):
+        super().__init__()
+        self.number, self.shared = number, shared
+        self.feed, self.point = ResidualFeedForward(16), PointMLP(16, 6, 0, 32, 16)
 
-    backend = aot_autograd(
-        fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition
-    )
+    def forward(self, tokens, place):
+        prepared = Prepared() if self.shared else None
+        for _ in range(self.number):
+            tokens = residual_feed(tokens, self.feed.norm, self.feed.feed_forward, prepared)
+            tokens = self.point(tokens, place, prepared)
+        return tokens.float().sum()
 
-    def steps(number):
-        def run(tokens):
-            for _ in range(number):
-                tokens = fused_feed(tokens, *layers)
-            return tokens
 
-        torch._dynamo.reset()
-        graphs.clear()
-        torch.compile(run, backend=backend, fullgraph=True)(made((2, 5, 16), dtype=HALF)[0])
-        parts = ("cat", "stack", "constant_pad", "fst.feed_forward")
-        return [sum(part in name for name in graphs[0]) for part in parts]
+def test_layers_are_prepared_once_for_all_steps(always):
+    """Applied four times, layers go through their preparation as if once, forward and backward."""
+    given = made((2, 5, 16), (1, 5, 32), dtype=HALF)
 
-    *packed_once, applied_once = steps(1)
-    *packed, applied = steps(4)
-    assert (applied_once, applied) == (1, 4)
-    assert packed == packed_once
-    assert sum(packed) > 0
+    def prepared(number, shared):
+        graphs = []
+
+        def keep(graph, _):
+            graphs.append([str(node.target) for node in graph.graph.nodes])
+            return make_boxed_func(graph.forward)
+
+        partition = min_cut_rematerialization_partition
+        steps = aot_module(Steps(number, shared).to(DEVICE), keep, keep, partition_fn=partition)
+        steps(*given).backward()
+        for graph in graphs:
+            assert sum("fst.feed_forward" in name for name in graph) == 2 * number
+        parts = ("aten.cat", "aten.stack", "aten.constant_pad", "aten.mul", "aten.expand")
+        return [sum(name.startswith(parts) for name in graph) for graph in graphs]
+
+    assert min(prepared(1, shared=True)) > 0
+    assert prepared(4, shared=True) == prepared(1, shared=True)
+    assert prepared(4, shared=False)[1] > prepared(1, shared=False)[1]
+
+
+def test_the_compiler_sees_through_the_preparation():
+    layer = torch.nn.Linear(3, 3)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def run(x):
+        prepared = Prepared()
+        for _ in range(3):
+            x = x @ prepared.once((layer,), lambda: layer.weight.exp())
+        return x
+
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(run(x), x @ torch.linalg.matrix_power(layer.weight.exp(), 3))
+
+
+def test_shared_preparations_change_no_gradient(always):
+    module = ResidualFeedForward(16).to(DEVICE)
+    tokens = made((2, 5, 16), dtype=HALF)[0]
+    found = []
+    for prepared in (Prepared(), None):
+        out = tokens
+        for _ in range(3):
+            out = residual_feed(out, module.norm, module.feed_forward, prepared)
+        found.append(torch.autograd.grad(out.float().square().sum(), list(module.parameters())))
+    for shared, apart in zip(*found, strict=True):
+        torch.testing.assert_close(shared, apart, rtol=1e-5, atol=1e-5)
 
 
 def test_other_numbers_of_tokens_compile_nothing_anew():
@@ -325,10 +373,10 @@ def test_other_numbers_of_tokens_compile_nothing_anew():
     layers += [torch.randn(hidden, width), torch.randn(hidden), torch.randn(width, hidden)]
     layers = [layer.requires_grad_() for layer in (*layers, torch.randn(width))]
     backend = aot_autograd(fw_compiler=count, bw_compiler=count)
-    compiled = torch.compile(kernels.feed_forward, backend=backend, dynamic=True)
+    compiled = torch.compile(fused_feed, backend=backend, dynamic=True)
     for tokens in (5, 70, 131, 260):
         given = torch.randn(2, tokens, width, requires_grad=True)
-        compiled(given, *layers, 1e-5).sum().backward()
+        compiled(given, *layers).sum().backward()
     assert len(made) == 2  # one forward, one backward
 
 

@@ -91,3 +91,19 @@ def test_nine_maps_are_kept_for_the_backward():
     maps = [count for count in kept.values() if count == 16 * pixels]
     assert len(maps) == 9
     assert max(kept.values()) == 16 * pixels
+
+
+def test_channels_stay_last_both_ways():
+    """Otherwise every convolution would first copy the largest tensors of a training step."""
+    encoder, orders = PatchEncoder(8, 12), []
+
+    def note(module, arguments, output):
+        kept = torch.channels_last
+        orders.append(arguments[0].is_contiguous(memory_format=kept))
+        output.register_hook(lambda g: orders.append(g.is_contiguous(memory_format=kept)))
+
+    for module in encoder.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_hook(note)
+    encoder(torch.randn(2, 3, 4, 4, 3)).square().sum().backward()
+    assert orders == [True] * 10

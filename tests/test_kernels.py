@@ -180,6 +180,24 @@ def test_attention(queries, keys, size, dtype, bound):
     assert found.transpose(1, 2).is_contiguous()
 
 
+def test_attention_with_a_channel_of_ones():
+    """It leaves as one and, whatever gradient it meets, moves nothing but itself."""
+    queries, keys = (heads(2, count, 3, 16, torch.float32) for count in (40, 70))
+    values = F.pad(heads(2, 70, 3, 13, torch.float32), (0, 3))
+    upstream = heads(2, 40, 3, 16, torch.float32)
+    inputs = [tensor.detach().requires_grad_() for tensor in (queries, keys, values)]
+    found = kernels.short_attention(*inputs, 0.3, 13)
+    plain = kernels.short_attention(*inputs, 0.3)
+    assert torch.equal(found[..., 13], torch.ones_like(found[..., 13]))
+    assert torch.equal(found[..., :13], plain[..., :13])
+    assert not found[..., 14:].any()
+    gradients = torch.autograd.grad(found, inputs, upstream)
+    wanted = torch.autograd.grad(plain[..., :13], inputs, upstream[..., :13])
+    for gradient, reference in zip(gradients, wanted, strict=True):
+        real = slice(13) if gradient is gradients[2] else slice(None)
+        torch.testing.assert_close(gradient[..., real], reference[..., real], rtol=1e-5, atol=1e-6)
+
+
 def test_attention_at_large_logits():
     """No overflow where a logit is far beyond the range of exp."""
     inputs = [300 * heads(1, 20, 1, 16, torch.float32) for _ in range(2)]

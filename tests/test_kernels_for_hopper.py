@@ -30,8 +30,39 @@ def test_the_kernels_for_hopper_compile(tmp_path):
     )
     assert run.returncode == 0, run.stderr[-3000:]
     lines = run.stdout.split()
-    assert len(lines) == 6
+    assert len(lines) == 7
     assert max(map(int, lines)) <= 227 * 1024  # shared memory of a multiprocessor
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "groups"),
+    [(49152, 176, 3), (24576, 176, 3), (12288, 176, 2), (49152, 200, 3), (49152, 248, 2)],
+)
+def test_plans_leave_few_processors_idle_and_fit(tokens, width, groups):
+    kernels = pytest.importorskip("fst.kernels.feed_forward_hopper")
+    for place in (0, 1, 2):
+        plan = kernels.plan(tokens, width, place, 132)
+        assert plan.groups == groups
+        assert plan.stages >= 2  # a step is fetched while another is multiplied
+
+
+@pytest.mark.parametrize("width", range(128, 249, 8))
+def test_tiles_hold_the_channels_and_what_the_products_want_behind_them(width):
+    kernels = pytest.importorskip("fst.kernels.feed_forward_hopper")
+    packing = pytest.importorskip("fst.kernels.feed_forward_packing")
+    widths = kernels.tiles_of(width)
+    packed = packing.pack(torch.zeros(64, width), torch.bfloat16).shape[1]
+    assert width + packing.EXTRA <= sum(widths) <= packed
+
+
+def test_places_are_copied_where_tiles_do_not_wrap():
+    kernels = pytest.importorskip("fst.kernels.feed_forward_hopper")
+    place = torch.zeros(200, 64, dtype=torch.bfloat16)
+    assert kernels.way_of(None, 400) == 0
+    assert kernels.way_of(place, 400) == 1
+    assert kernels.way_of(place, 200) == 2
+    assert kernels.way_of(place[:128], 256) == 2
+    assert kernels.way_of(place.flatten()[4:-60].view(-1, 64), 199) == 1  # begins at 8 bytes
 
 
 def test_without_the_kernels_for_hopper_others_run(monkeypatch):

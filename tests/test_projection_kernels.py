@@ -1,5 +1,10 @@
 """LayerNorm fused with what follows it, against float64: output and every gradient."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -7,8 +12,12 @@ import torch.nn.functional as F  # noqa: N812
 pytest.importorskip("triton")
 from triton import OutOfResources
 
-from fst.kernels import normed_linear, output_mlp
+from fst import kernels
+from fst.kernels import hopper, output
 from fst.kernels.tiles import first_that_fits
+from fst.nn import Projection
+
+projection = pytest.importorskip("fst.kernels.projection")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
@@ -16,6 +25,11 @@ HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 
 def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
     return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+def fused_output(tokens, *given):
+    *parameters, eps = given
+    return output.output_mlp(tokens, output.output_layers(*parameters, tokens.dtype), eps)
 
 
 def plain_output(tokens, gamma, beta, first, bias, second, last):
@@ -64,6 +78,22 @@ def check(fused, plain, given, upstream, bound):
         assert relative(gradient, reference) < bound
 
 
+def normed_linear(tokens, *parameters_and_eps):
+    *given, eps = parameters_and_eps
+    return projection.normed_linear(tokens, *projection.normed_layer(*given, tokens.dtype), eps)
+
+
+def tokens_beside(tokens, *parameters_and_eps):
+    """Outputs and tokens in one tensor: the tokens have two gradients."""
+    *given, eps = parameters_and_eps
+    layer = projection.normed_layer(*given, tokens.dtype)
+    return torch.cat(projection.normed_linear_and_tokens(tokens, *layer, eps), dim=-1)
+
+
+def plain_beside(tokens, *given):
+    return torch.cat((plain_linear(tokens, *given), tokens), dim=-1)
+
+
 @SIZES
 def test_normed_linear(tokens, width, outputs, offset, dtype, bound):
     x = (torch.randn(2, tokens, width) + offset).to(dtype)
@@ -72,11 +102,85 @@ def test_normed_linear(tokens, width, outputs, offset, dtype, bound):
 
 
 @SIZES
+def test_normed_linear_and_tokens(tokens, width, outputs, offset, dtype, bound):
+    x = (torch.randn(2, tokens, width) + offset).to(dtype)
+    upstream = torch.randn(2, tokens, outputs + width).to(dtype)
+    check(tokens_beside, plain_beside, (x, *parameters(width, outputs)), upstream, bound)
+
+
+def test_compiled_the_gradient_beside_goes_into_the_kernel():
+    """It comes to the same, and nothing is added behind the kernel."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    graphs = []
+
+    def keep(module, _):
+        graphs.append(module)
+        return make_boxed_func(module.forward)
+
+    def residual(x, *given):
+        layer = projection.normed_layer(*given, x.dtype)
+        out, same = projection.normed_linear_and_tokens(x * 2, *layer, 1e-5)
+        return same + out.tanh()
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    given = [torch.randn(2, 5, 16), *parameters(16, 16)]
+    given = [tensor.to(DEVICE).requires_grad_() for tensor in given]
+    upstream = torch.randn(2, 5, 16, device=DEVICE)
+    compiled = torch.compile(residual, backend=backend, fullgraph=True)(*given)
+    found = torch.autograd.grad(compiled, given, upstream)
+    expected = given[0] * 2 + plain_linear(given[0] * 2, *given[1:]).tanh()
+    wanted = torch.autograd.grad(expected, given, upstream)
+    torch.testing.assert_close((compiled, *found), (expected, *wanted), rtol=1e-4, atol=1e-5)
+    (node,) = [n for n in graphs[1].graph.nodes if "normed_linear_backward" in str(n.target)]
+    assert node.args[3] is not None
+    shapes = [n.meta["val"].shape for n in graphs[1].graph.nodes if "add.Tensor" in str(n.target)]
+    assert given[0].shape not in shapes
+    assert (10, 16) not in shapes
+
+
+class OnGPU(torch.Tensor):
+    """Claims to be there."""
+
+    is_cuda = True
+
+
+def test_what_the_kernels_for_hopper_take(monkeypatch):
+    monkeypatch.setattr(hopper, "_given_up", set())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    x = torch.zeros(4, 176, dtype=torch.bfloat16).as_subclass(OnGPU)
+    took, ran = projection._hopper_took, []
+    assert took(lambda: ran.append(1), x)
+    assert not took(ran.clear, x, torch.zeros(4, 12, dtype=torch.bfloat16))  # rows of 24 bytes
+    assert not took(ran.clear, x[:, :64])  # too narrow
+    assert not took(ran.clear, x[:0])  # nothing there
+    assert not took(ran.clear, x.half())
+    shifted = torch.zeros(712, dtype=torch.bfloat16)[1:705].view(4, 176)
+    assert not took(ran.clear, x, shifted)  # it begins at two bytes
+    assert ran == [1]
+
+
+def test_the_kernels_for_hopper_compile(tmp_path):
+    pytest.importorskip("triton.experimental.gluon")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    child = Path(__file__).parent / "projection_compilation.py"
+    run = subprocess.run(
+        [sys.executable, str(child)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    lines = run.stdout.split()
+    assert len(lines) == 4
+    assert max(map(int, lines)) <= 227 * 1024  # shared memory of a multiprocessor
+
+
+@SIZES
 def test_output_mlp(tokens, width, outputs, offset, dtype, bound):
     x = (torch.randn(2, tokens, width) + offset).to(dtype)
     last = torch.randn(1, outputs) / outputs**0.5, torch.randn(1)
     given = (x, *parameters(width, outputs), *last)
-    check(output_mlp, plain_output, given, torch.randn(2, tokens, 1), bound)
+    check(fused_output, plain_output, given, torch.randn(2, tokens, 1), bound)
 
 
 def test_smaller_tiles_where_the_best_do_not_fit():
@@ -93,3 +197,23 @@ def test_smaller_tiles_where_the_best_do_not_fit():
     assert tried == [64, 32, 16]
     with pytest.raises(OutOfResources):
         first_that_fits(sizes[:2], launch)
+
+
+def test_projections_use_the_kernel(monkeypatch):
+    """Where tokens are taken and there is a norm with a bias; and they give the same."""
+    monkeypatch.setattr(kernels, "takes_tokens", lambda tokens, hidden: kernels._enabled)
+    seen, real = [], projection.normed_linear
+    monkeypatch.setattr(projection, "normed_linear", lambda *x: seen.append(1) or real(*x))
+    norm = torch.nn.LayerNorm(16).to(DEVICE, HALF)
+    tokens, weight, bias = (
+        torch.randn(shape, device=DEVICE, dtype=HALF) for shape in ((2, 5, 16), (24, 16), (24,))
+    )
+    found = Projection.of(tokens, norm, weight, bias)(tokens)
+    assert len(seen) == 1
+    with kernels.reference():
+        plain = Projection.of(tokens, norm, weight, bias)(tokens)
+    assert relative(found, plain.double()) < 2.0**-7
+    Projection.of(tokens, None, weight, bias)(tokens)
+    without = torch.nn.LayerNorm(16, bias=False).to(DEVICE, HALF)
+    Projection.of(tokens, without, weight, bias)(tokens)
+    assert len(seen) == 1

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fst import kernels
 from fst.nn import MLP, FourierFeatures, PointMLP, ResidualFeedForward, fusible
+from fst.prepared import Prepared
 
 
 class Decoder(nn.Module):
@@ -26,16 +27,23 @@ class Decoder(nn.Module):
         blended: Float[Tensor, "b q d"],
         queries: Float[Tensor, "b q s"],
         condition: Float[Tensor, "b c"] | None,
+        prepared: Prepared | None = None,
     ) -> Float[Tensor, "b q o"]:
-        place = self.evaluate.place(self.fourier(queries), condition)
-        return self._output(self.feed_forward(self.evaluate(blended, place)))
+        place = self.evaluate.place(self.fourier, queries, condition, prepared)
+        evaluated = self.evaluate(blended, place, prepared)
+        return self._output(self.feed_forward(evaluated, prepared), prepared)
 
-    def _output(self, tokens: Float[Tensor, "b q d"]) -> Float[Tensor, "b q o"]:
+    def _output(
+        self, tokens: Float[Tensor, "b q d"], prepared: Prepared | None
+    ) -> Float[Tensor, "b q o"]:
         """MLP(LN(x)), in one kernel where there is one for it."""
-        fused, parameters = kernels.output_mlp, fusible(tokens, self.norm, self.output)
-        if fused is None or parameters is None or len(parameters[-1]) != 1:
+        kernel, parameters = kernels.output, fusible(tokens, self.norm, self.output)
+        if kernel is None or parameters is None or len(parameters[-1]) != 1:
             return self.output(self.norm(tokens))
-        return fused(tokens, *parameters, self.norm.eps)
+        layers = (prepared or Prepared()).once(
+            (self.norm, self.output), lambda: kernel.output_layers(*parameters, tokens.dtype)
+        )
+        return kernel.output_mlp(tokens, layers, self.norm.eps)
 
 
 class PooledHead(nn.Module):

@@ -12,6 +12,7 @@ from fst.blending import field_at, learned
 from fst.decoder import Decoder
 from fst.local import weighty_blend
 from fst.operators import Output, Standardization
+from fst.prepared import Prepared
 from fst.types import Anchors, Domain, check_neighbors, check_queries, product_dtype
 
 if kernels.fused_blend is not None:
@@ -67,13 +68,16 @@ class Field(Output):
         return self._decode_unit(self.domain.to_unit(queries), neighbors)
 
     def _decode_unit(
-        self, queries: Float[Tensor, "b q s"], neighbors: int | None = None
+        self,
+        queries: Float[Tensor, "b q s"],
+        neighbors: int | None = None,
+        prepared: Prepared | None = None,
     ) -> Float[Tensor, "b q o"]:
         anchors = self.unit_anchors
         blended = field_at(
             queries, anchors.positions, anchors.length_scales, self.features, neighbors
         )
-        return self._finish(blended, queries)
+        return self._finish(blended, queries, prepared)
 
     def __call__(
         self, queries: Float[Tensor, "b q s"], neighbors: int | None = None
@@ -97,15 +101,18 @@ class Field(Output):
             queries.shape[1] * batch * width * size * FUSED_WIDTHS[size] / FUSED_BYTES
         )
         parts = queries.tensor_split(max(1, number), dim=1)
-        inside = (queries, self.features, *self.decoder.parameters())
+        inside, prepared = (queries, self.features, *self.decoder.parameters()), Prepared()
         if learned(*inside) or not scattered(queries):
-            return [self._decode_unit(part) for part in parts]
-        return [self._decode_sorted(part) for part in parts]
+            return [self._decode_unit(part, prepared=prepared) for part in parts]
+        return [self._decode_sorted(part, prepared) for part in parts]
 
-    def _decode_sorted(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q o"]:
+    def _decode_sorted(
+        self, queries: Float[Tensor, "b q s"], prepared: Prepared
+    ) -> Float[Tensor, "b q o"]:
         """Values at queries in any order: neighbours share the anchors that matter to them."""
         order = compact_order(queries)[..., None]
-        values = self._decode_unit(queries.gather(1, order.expand_as(queries)))
+        sorted_queries = queries.gather(1, order.expand_as(queries))
+        values = self._decode_unit(sorted_queries, prepared=prepared)
         return torch.empty_like(values).scatter_(1, order.expand_as(values), values)
 
     def _in_regions(
@@ -115,6 +122,7 @@ class Field(Output):
         batch, count, width = self.features.shape
         size = queries_at_once(queries, batch * (4 * count + 12 * width))
         parts: list[Tensor] = []
+        prepared = Prepared()
         # Many queries at once, because neighbours among them share their lists of anchors.
         together = REGION
         if queries.is_cuda and neighbors is not None:
@@ -122,7 +130,7 @@ class Field(Output):
         for region in queries.split(together, dim=1):
             blended = self._blend(region, neighbors, size)
             pairs = zip(blended.split(size, dim=1), region.split(size, dim=1), strict=True)
-            parts += [self._finish(*pair) for pair in pairs]
+            parts += [self._finish(*pair, prepared) for pair in pairs]
         return parts
 
     def _blend(
@@ -138,6 +146,10 @@ class Field(Output):
         )
 
     def _finish(
-        self, blended: Float[Tensor, "b q d"], queries: Float[Tensor, "b q s"]
+        self,
+        blended: Float[Tensor, "b q d"],
+        queries: Float[Tensor, "b q s"],
+        prepared: Prepared | None = None,
     ) -> Float[Tensor, "b q o"]:
-        return self.standardization.restore(self.decoder(blended, queries, self.condition))
+        values = self.decoder(blended, queries, self.condition, prepared)
+        return self.standardization.restore(values)

@@ -2,8 +2,9 @@
 
 Features at the anchors enter and leave. What does not change across steps is computed once, in
 `remember`: the keys and values of the observations, the anchor-to-anchor weights, and the
-position's share of the pointwise MLP. A sampled evaluation point that is an anchor takes the
-feature which the write-back query has at that anchor anyway: same equation, same numbers.
+position's share of the pointwise MLP. The first step prepares the weights of the layers for all. A
+sampled evaluation point that is an anchor takes the feature which the write-back query has at that
+anchor anyway: same equation, same numbers.
 """
 
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from fst.nn import (
     ResidualFeedForward,
     residual_feed,
 )
+from fst.prepared import Prepared
 from fst.rbf import blend, rbf_weights
 from fst.types import Anchors, product_dtype
 
@@ -35,6 +37,7 @@ class Scene(NamedTuple):
     condition: Float[Tensor, "b c"] | None
     weights: Float[Tensor, "b m m"] | None
     places: Float[Tensor, "b m k"] | None
+    prepared: Prepared
 
 
 class Points(NamedTuple):
@@ -65,9 +68,11 @@ class Read(nn.Module):
         del anchors
         return self.attention.remember(tokens, mask, self.norm_h)
 
-    def forward(self, features: Float[Tensor, "b m d"], observed: Any) -> Float[Tensor, "b m d"]:
-        features = features + self.attention(features, observed, self.norm_a)
-        return residual_feed(features, self.norm_2, self.feed_forward)
+    def forward(
+        self, features: Float[Tensor, "b m d"], observed: Any, prepared: Prepared | None = None
+    ) -> Float[Tensor, "b m d"]:
+        features = self.attention(features, observed, self.norm_a, prepared, residual=features)
+        return residual_feed(features, self.norm_2, self.feed_forward, prepared)
 
 
 class EvaluateMixWrite(nn.Module):
@@ -82,7 +87,7 @@ class EvaluateMixWrite(nn.Module):
         self.mix_feed, self.write_feed = FeedForward(width), FeedForward(width)
 
     def remember(
-        self, anchors: Anchors, condition: Float[Tensor, "b c"] | None
+        self, anchors: Anchors, condition: Float[Tensor, "b c"] | None, prepared: Prepared
     ) -> tuple[Tensor, Tensor]:
         """The anchor-to-anchor weights W^A, and the position's share of F at the anchors.
 
@@ -95,26 +100,28 @@ class EvaluateMixWrite(nn.Module):
             weights = kernels.anchor_weights(positions, scales, dtype)
         else:
             weights = rbf_weights(positions, positions, scales).to(dtype)
-        return weights, self.evaluate.place(self.fourier(positions), condition)
+        return weights, self.evaluate.place(self.fourier, positions, condition, prepared)
 
     def forward(
         self, features: Float[Tensor, "b m d"], scene: Scene, points: Points
     ) -> Float[Tensor, "b m d"]:
         positions, scales = scene.anchors.positions, scene.anchors.refinement_length_scales
         assert scene.weights is not None
-        at_anchors = self.evaluate(blend(scene.weights, features), scene.places)  # b m d
+        ready = scene.prepared
+        at_anchors = self.evaluate(blend(scene.weights, features), scene.places, ready)  # b m d
 
         uniform = points.uniform.unsqueeze(0)  # 1 u s
-        place = self.evaluate.place(self.fourier(uniform), scene.condition)
-        elsewhere = self.evaluate(field_at(uniform, positions, scales, features), place)  # b u d
+        place = self.evaluate.place(self.fourier, uniform, scene.condition, ready)
+        blended = field_at(uniform, positions, scales, features)
+        elsewhere = self.evaluate(blended, place, ready)  # b u d
         evaluated = torch.cat((at_anchors[:, points.anchor_indices], elsewhere), dim=1)  # b e d
 
-        mixed = evaluated + self.mix.attend_to_self(evaluated, self.norm_e)
-        mixed = residual_feed(mixed, self.norm_g, self.mix_feed)
+        mixed = self.mix.attend_to_self(evaluated, self.norm_e, ready, residual=evaluated)
+        mixed = residual_feed(mixed, self.norm_g, self.mix_feed, ready)
 
-        memory = self.write.remember(mixed, norm=self.norm_e)
-        features = features + self.write(at_anchors, memory, self.norm_q)
-        return residual_feed(features, self.norm_v, self.write_feed)
+        memory = self.write.remember(mixed, norm=self.norm_e, prepared=ready)
+        features = self.write(at_anchors, memory, self.norm_q, ready, residual=features)
+        return residual_feed(features, self.norm_v, self.write_feed, ready)
 
 
 class SelfAttentionBlock(nn.Module):
@@ -127,7 +134,7 @@ class SelfAttentionBlock(nn.Module):
         self.feed_forward = ResidualFeedForward(width)
 
     def forward(self, features: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
-        mixed = features + self.attention.attend_to_self(features, self.norm)
+        mixed = self.attention.attend_to_self(features, self.norm, residual=features)
         return self.feed_forward(mixed)
 
 
@@ -139,7 +146,7 @@ class AnchorSelfAttention(nn.Module):
         self.blocks = nn.Sequential(*(SelfAttentionBlock(width, heads) for _ in range(2)))
 
     def remember(
-        self, anchors: Anchors, condition: Float[Tensor, "b c"] | None
+        self, anchors: Anchors, condition: Float[Tensor, "b c"] | None, prepared: Prepared
     ) -> tuple[None, None]:
         return None, None
 
@@ -163,11 +170,12 @@ class FunctionSpaceLayer(nn.Module):
         anchors: Anchors,
         condition: Float[Tensor, "b c"] | None,
     ) -> Scene:
-        weights, places = self.update.remember(anchors, condition)
+        prepared = Prepared()
+        weights, places = self.update.remember(anchors, condition, prepared)
         observed = self.read.remember(tokens, mask, anchors)
-        return Scene(anchors, observed, condition, weights, places)
+        return Scene(anchors, observed, condition, weights, places, prepared)
 
     def forward(
         self, features: Float[Tensor, "b m d"], scene: Scene, points: Points
     ) -> Float[Tensor, "b m d"]:
-        return self.update(self.read(features, scene.observed), scene, points)
+        return self.update(self.read(features, scene.observed, scene.prepared), scene, points)

@@ -4,7 +4,7 @@ Every module keeps batch, points, features as its shape, and every projection ha
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name PyTorch users know)
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fst import kernels
+from fst.prepared import Prepared
+from fst.types import product_dtype
 
 Spacing = Literal["linear", "geometric"]
 
@@ -104,13 +106,19 @@ def fusible(
 
 
 def residual_feed(
-    tokens: Float[Tensor, "b p d"], norm: nn.LayerNorm, feed: MLP
+    tokens: Float[Tensor, "b p d"],
+    norm: nn.LayerNorm,
+    feed: MLP,
+    prepared: Prepared | None = None,
 ) -> Float[Tensor, "b p d"]:
     """x + FFN(LN(x)), in one kernel where there is one for it."""
-    fused, parameters = kernels.feed_forward, fusible(tokens, norm, feed)
-    if fused is None or parameters is None:
+    mlp, parameters = kernels.mlp, fusible(tokens, norm, feed)
+    if mlp is None or parameters is None:
         return tokens + feed(norm(tokens))
-    return fused(tokens, *parameters, norm.eps)
+    layers = (prepared or Prepared()).once(
+        (norm, feed), lambda: mlp.normed_layers(*parameters, tokens)
+    )
+    return mlp.feed_forward(tokens, layers, norm.eps)
 
 
 class ResidualFeedForward(nn.Module):
@@ -121,8 +129,10 @@ class ResidualFeedForward(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.feed_forward = FeedForward(width)
 
-    def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
-        return residual_feed(tokens, self.norm, self.feed_forward)
+    def forward(
+        self, tokens: Float[Tensor, "b p d"], prepared: Prepared | None = None
+    ) -> Float[Tensor, "b p d"]:
+        return residual_feed(tokens, self.norm, self.feed_forward, prepared)
 
 
 def zero_linear(inputs: int, outputs: int) -> nn.Linear:
@@ -147,38 +157,74 @@ class PointMLP(nn.Module):
         self.second = nn.Linear(hidden, out)
 
     def place(
-        self, embedding: Float[Tensor, "#b p g"], condition: Float[Tensor, "b c"] | None
+        self,
+        fourier: FourierFeatures,
+        positions: Float[Tensor, "#b p s"],
+        condition: Float[Tensor, "b c"] | None,
+        prepared: Prepared | None = None,
     ) -> Float[Tensor, "#b p k"]:
         """The share of the first layer that depends on where, not on what is stored there."""
-        _, place, given = self.first.weight.split(self.sizes, dim=1)
-        hidden = linear(embedding, place, self.first.bias)
-        if condition is not None:
-            hidden = hidden + F.linear(condition, given).unsqueeze(1)
-        return hidden
+        _, weight, given = self.first.weight.split(self.sizes, dim=1)
+        share = None if condition is None else F.linear(condition, given)
+        kernel = kernels.place
+        if kernel is None or not kernels.takes_positions(positions, fourier.bands, len(weight)):
+            hidden = linear(fourier(positions), weight, self.first.bias)
+            return hidden if share is None else hidden + share.unsqueeze(1)
+
+        def layer() -> Any:
+            frequencies, dtype = fourier.frequencies(positions), product_dtype(positions)
+            return kernel.place_layer(weight, self.first.bias, frequencies, dtype)
+
+        ready = (prepared or Prepared()).once((self, fourier), layer)
+        return kernel.place(positions, ready, share)
 
     def forward(
-        self, blend: Float[Tensor, "b p d"], place: Float[Tensor, "#b p k"]
+        self,
+        blend: Float[Tensor, "b p d"],
+        place: Float[Tensor, "#b p k"],
+        prepared: Prepared | None = None,
     ) -> Float[Tensor, "b p d"]:
-        weight, second = self.first.weight[:, : self.sizes[0]], self.second
-        fused = kernels.point_mlp
-        if fused is not None and kernels.takes_tokens(blend, second.in_features):
-            return fused(blend, place, weight, second.weight, second.bias)
-        return second(F.gelu(F.linear(blend, weight) + place))
+        mlp, second = kernels.mlp, self.second
+        weight = self.first.weight[:, : self.sizes[0]]
+        if mlp is None or not kernels.takes_tokens(blend, second.in_features):
+            return second(F.gelu(F.linear(blend, weight) + place))
+        parameters = weight, second.weight, second.bias
+        layers = (prepared or Prepared()).once(
+            (self,), lambda: mlp.point_layers(*parameters, blend)
+        )
+        return mlp.point_mlp(blend, place, layers)
 
 
-def normed_linear(
-    tokens: Float[Tensor, "b p d"],
-    norm: nn.LayerNorm | None,
-    weight: Float[Tensor, "n d"],
-    bias: Float[Tensor, " n"],
-) -> Float[Tensor, "b p n"]:
-    """W LN(x) + b, in one kernel where there is one for it; without a norm W x + b."""
-    if norm is None:
-        return F.linear(tokens, weight, bias)
-    fused, half = kernels.normed_linear, tokens.element_size() == 2 and norm.bias is not None
-    if fused is None or not half or not kernels.takes_tokens(tokens, len(weight)):
-        return F.linear(norm(tokens), weight, bias)
-    return fused(tokens, norm.weight, norm.bias, weight, bias, norm.eps)
+class Projection(NamedTuple):
+    """W LN(x) + b, or W x + b without a norm; `fused` is what a kernel makes of the parameters."""
+
+    norm: nn.LayerNorm | None
+    weight: Float[Tensor, "n d"]
+    bias: Float[Tensor, " n"]
+    fused: tuple[Tensor, Tensor] | None
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Float[Tensor, "b p d"],
+        norm: nn.LayerNorm | None,
+        weight: Float[Tensor, "n d"],
+        bias: Float[Tensor, " n"],
+    ) -> "Projection":
+        """For tokens like these."""
+        if norm is None or norm.bias is None or tokens.element_size() != 2:
+            return cls(norm, weight, bias, None)
+        if kernels.projection is None or not kernels.takes_tokens(tokens, len(weight)):
+            return cls(norm, weight, bias, None)
+        parameters = norm.weight, norm.bias, weight, bias
+        return cls(norm, weight, bias, kernels.projection.normed_layer(*parameters, tokens.dtype))
+
+    def __call__(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p n"]:
+        if self.norm is None:
+            return F.linear(tokens, self.weight, self.bias)
+        if self.fused is None or kernels.projection is None:
+            return F.linear(self.norm(tokens), self.weight, self.bias)
+        return kernels.projection.normed_linear(tokens, *self.fused, self.norm.eps)
 
 
 class Memory(NamedTuple):
@@ -199,16 +245,58 @@ PREFERRED = [
 
 
 def attend(
-    queries: Float[Tensor, "b h p k"], memory: Memory, scale: float
-) -> Float[Tensor, "b h p k"]:
-    """Softmax attention, by the fastest exact way there is here."""
+    queries: Float[Tensor, "b h p k"], memory: Memory, scale: float, real: int
+) -> tuple[Float[Tensor, "b h p k"], bool]:
+    """Softmax attention, by the fastest exact way there is here.
+
+    Values have `real` channels, and zeros behind them. The second result says whether the first of
+    these has become one, so that it can carry a bias.
+    """
     ours = kernels.short_attention
     if ours is not None and memory.mask is None and kernels.takes_heads(queries):
-        return ours(queries, memory.keys, memory.values, scale)
+        mixed = ours(queries, memory.keys, memory.values, scale, real)
+        return mixed, real < queries.shape[-1]
     with sdpa_kernel(PREFERRED, set_priority=True):
-        return F.scaled_dot_product_attention(
+        mixed = F.scaled_dot_product_attention(
             queries, memory.keys, memory.values, attn_mask=memory.mask, scale=scale
         )
+    return mixed, False
+
+
+class OutputWeights(NamedTuple):
+    """Of the projection behind attention, for heads with channels behind the real ones."""
+
+    weight: Float[Tensor, "d hk"]
+    with_bias: Float[Tensor, "d hk"]
+    """The same, with the bias where the first head has its first channel behind the real ones."""
+
+    @classmethod
+    def of(cls, output: nn.Linear, heads: int, size: int) -> "OutputWeights":
+        """For heads of this size."""
+        weight = output.weight.unflatten(1, (heads, -1))  # d h k
+        padding = size - weight.shape[-1]
+        if padding == 0:
+            return cls(output.weight, output.weight)
+        bias = F.pad(output.bias[:, None, None], (0, padding - 1, 0, heads - 1))
+        padded = F.pad(weight, (0, padding))
+        return cls(padded.flatten(1), torch.cat((weight, bias), dim=-1).flatten(1))
+
+
+def joined(
+    mixed: Float[Tensor, "b h p k"],
+    one: bool,
+    weights: OutputWeights,
+    bias: Float[Tensor, " d"],
+    residual: Float[Tensor, "b p d"] | None,
+) -> Float[Tensor, "b p d"]:
+    """W mixed + bias, and the residual: all in one product where a channel holds ones."""
+    tokens = mixed.transpose(1, 2).flatten(-2)  # b p hk
+    if residual is None:
+        return F.linear(tokens, weights.weight, bias)
+    if not one or residual.dtype != tokens.dtype:
+        return residual + F.linear(tokens, weights.weight, bias)
+    product = torch.addmm(residual.flatten(0, 1), tokens.flatten(0, 1), weights.with_bias.t())
+    return product.view(residual.shape)
 
 
 class Attention(nn.Module):
@@ -232,27 +320,43 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def _project(
-        self, tokens: Float[Tensor, "b n d"], norm: nn.LayerNorm | None, *projections: nn.Linear
+        self,
+        tokens: Float[Tensor, "b n d"],
+        norm: nn.LayerNorm | None,
+        prepared: Prepared | None,
+        *projections: nn.Linear,
     ) -> tuple[Float[Tensor, "b h n k"], ...]:
         """Tokens, normalised, through several projections, split into heads."""
         if tokens.is_cuda:
-            return self._project_together(tokens, norm, *projections)
+            return self._project_together(tokens, norm, prepared, *projections)
         # On a CPU, joining the weights costs more than it saves.
         tokens = tokens if norm is None else norm(tokens)
         return tuple(self._split(project(tokens)) for project in projections)
 
     def _project_together(
-        self, tokens: Float[Tensor, "b n d"], norm: nn.LayerNorm | None, *projections: nn.Linear
+        self,
+        tokens: Float[Tensor, "b n d"],
+        norm: nn.LayerNorm | None,
+        prepared: Prepared | None,
+        *projections: nn.Linear,
     ) -> tuple[Float[Tensor, "b h n w"], ...]:
         """The same in one product, with widened heads."""
+        joint = (prepared or Prepared()).once(
+            projections, lambda: self._join(tokens, norm, *projections)
+        )
+        split = joint(tokens).unflatten(-1, (len(projections), self.heads, -1))
+        return split.permute(2, 0, 3, 1, 4).unbind(0)
+
+    def _join(
+        self, tokens: Float[Tensor, "b n d"], norm: nn.LayerNorm | None, *projections: nn.Linear
+    ) -> Projection:
+        """Several projections as one, with widened heads."""
         padding, size = -self.head_size % ALIGNMENT, self.head_size
         weight = torch.stack([project.weight for project in projections])  # t d d
         weight = F.pad(weight.unflatten(1, (-1, size)), (0, 0, 0, padding))
         bias = torch.stack([project.bias for project in projections])  # t d
         bias = F.pad(bias.unflatten(1, (-1, size)), (0, padding))
-        projected = normed_linear(tokens, norm, weight.flatten(0, -2), bias.flatten())
-        split = projected.unflatten(-1, (len(projections), self.heads, size + padding))
-        return split.permute(2, 0, 3, 1, 4).unbind(0)
+        return Projection.of(tokens, norm, weight.flatten(0, -2), bias.flatten())
 
     def _split(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b h n k"]:
         return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -262,27 +366,46 @@ class Attention(nn.Module):
         tokens: Float[Tensor, "b n d"],
         mask: Bool[Tensor, "b n"] | None = None,
         norm: nn.LayerNorm | None = None,
+        prepared: Prepared | None = None,
     ) -> Memory:
         """Keys and values of tokens, to be attended to any number of times."""
-        keys, values = self._project(tokens, norm, self.key, self.value)
+        keys, values = self._project(tokens, norm, prepared, self.key, self.value)
         return Memory(keys, values, None if mask is None else mask[:, None, None, :])
 
     def forward(
-        self, tokens: Float[Tensor, "b p d"], memory: Memory, norm: nn.LayerNorm | None = None
+        self,
+        tokens: Float[Tensor, "b p d"],
+        memory: Memory,
+        norm: nn.LayerNorm | None = None,
+        prepared: Prepared | None = None,
+        residual: Float[Tensor, "b p d"] | None = None,
     ) -> Float[Tensor, "b p d"]:
-        (queries,) = self._project(tokens, norm, self.query)
-        return self._attend(queries, memory)
+        """With a residual, that is added."""
+        (queries,) = self._project(tokens, norm, prepared, self.query)
+        return self._attend(queries, memory, prepared, residual)
 
     def attend_to_self(
-        self, tokens: Float[Tensor, "b p d"], norm: nn.LayerNorm | None = None
+        self,
+        tokens: Float[Tensor, "b p d"],
+        norm: nn.LayerNorm | None = None,
+        prepared: Prepared | None = None,
+        residual: Float[Tensor, "b p d"] | None = None,
     ) -> Float[Tensor, "b p d"]:
         """The same as `forward(tokens, remember(tokens))`; on a GPU in fewer products."""
-        queries, keys, values = self._project(tokens, norm, self.query, self.key, self.value)
-        return self._attend(queries, Memory(keys, values))
+        all_three = self.query, self.key, self.value
+        queries, keys, values = self._project(tokens, norm, prepared, *all_three)
+        return self._attend(queries, Memory(keys, values), prepared, residual)
 
-    def _attend(self, queries: Float[Tensor, "b h p k"], memory: Memory) -> Float[Tensor, "b p d"]:
-        mixed = attend(queries, memory, self.head_size**-0.5)
-        weight = self.output.weight
-        if padding := mixed.shape[-1] - self.head_size:
-            weight = F.pad(weight.unflatten(1, (self.heads, -1)), (0, padding)).flatten(1)
-        return F.linear(mixed.transpose(1, 2).flatten(-2), weight, self.output.bias)  # b p d
+    def _attend(
+        self,
+        queries: Float[Tensor, "b h p k"],
+        memory: Memory,
+        prepared: Prepared | None,
+        residual: Float[Tensor, "b p d"] | None = None,
+    ) -> Float[Tensor, "b p d"]:
+        mixed, one = attend(queries, memory, self.head_size**-0.5, self.head_size)
+        size, output = mixed.shape[-1], self.output
+        weights = (prepared or Prepared()).once(
+            (output,), lambda: OutputWeights.of(output, self.heads, size)
+        )
+        return joined(mixed, one, weights, output.bias, residual)

@@ -81,7 +81,8 @@ class PatchEncoder(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, patches: Float[Tensor, "b n p p 3"]) -> Float[Tensor, "b n d"]:
-        # Channels stay last in memory: the patches are cut that way, and convolutions like it.
+        # Channels stay last in memory: the patches are cut that way, and convolutions like it. The
+        # mean is taken with channels last, or its gradient would come in another order.
         maps = patches.flatten(0, 1).permute(0, 3, 1, 2)  # b*n 3 p p
-        maps = self.blocks(F.gelu(self.stem(maps)))
-        return self.project(maps.mean(dim=(2, 3)).unflatten(0, patches.shape[:2]))  # b n d
+        maps = self.blocks(F.gelu(self.stem(maps))).permute(0, 2, 3, 1)  # b*n p p c
+        return self.project(maps.mean(dim=(1, 2)).unflatten(0, patches.shape[:2]))  # b n d

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from fst.images.patches import PatchGrid
 from fst.layer import Read
-from fst.nn import Memory, attend, normed_linear
+from fst.nn import Memory, OutputWeights, Projection, attend, joined
+from fst.prepared import Prepared
 from fst.types import Anchors
 
 INITIAL_SIGMA = 0.20
@@ -134,32 +135,35 @@ class DistanceAttention(nn.Module):
             self.bias.of_queries(positions, keys.dtype),
         )
 
-    def _queries(
-        self,
-        tokens: Float[Tensor, "b m d"],
-        channels: Float[Tensor, "b m e"],
-        norm: nn.LayerNorm | None,
-    ) -> Float[Tensor, "b h m k"]:
-        """The anchors' queries in every step, with their channels in the room that zeros leave."""
+    def _widened(
+        self, tokens: Float[Tensor, "b m d"], norm: nn.LayerNorm | None
+    ) -> tuple[Projection, OutputWeights]:
+        """The anchors' queries with room for their channels, and the output's weights.
+
+        The extra channels of the values are zero: the output has zeros for them, not a slice.
+        """
         extra = EXTRA_CHANNELS + self.padding
         weight = F.pad(self.query.weight.unflatten(0, (self.heads, -1)), (0, 0, 0, extra))
         bias = F.pad(self.query.bias.unflatten(0, (self.heads, -1)), (0, extra))
-        projected = normed_linear(tokens, norm, weight.flatten(0, 1), bias.flatten())
-        room = F.pad(channels, (self.head_size, self.padding)).unsqueeze(2)  # b m 1 k
-        return (projected.unflatten(-1, (self.heads, -1)) + room).transpose(1, 2)
+        queries = Projection.of(tokens, norm, weight.flatten(0, 1), bias.flatten())
+        return queries, OutputWeights.of(self.output, self.heads, self.head_size + extra)
 
     def forward(
         self,
         tokens: Float[Tensor, "b m d"],
         memory: BiasedMemory,
         norm: nn.LayerNorm | None = None,
+        prepared: Prepared | None = None,
+        residual: Float[Tensor, "b m d"] | None = None,
     ) -> Float[Tensor, "b m d"]:
-        queries = self._queries(tokens, memory.query_channels, norm)
-        mixed = attend(queries, Memory(memory.keys, memory.values), 1 / self.bias.factor)
-        # The extra channels of the values are zero: the output has zeros for them, not a slice.
-        weight = self.output.weight.unflatten(1, (self.heads, -1))
-        weight = F.pad(weight, (0, EXTRA_CHANNELS + self.padding)).flatten(1)
-        return F.linear(mixed.transpose(1, 2).flatten(-2), weight, self.output.bias)  # b m d
+        project, output = (prepared or Prepared()).once(
+            (self,), lambda: self._widened(tokens, norm)
+        )
+        room = F.pad(memory.query_channels, (self.head_size, self.padding)).unsqueeze(2)  # b m 1 k
+        queries = (project(tokens).unflatten(-1, (self.heads, -1)) + room).transpose(1, 2)
+        keys_and_values = Memory(memory.keys, memory.values)
+        mixed, one = attend(queries, keys_and_values, 1 / self.bias.factor, self.head_size)
+        return joined(mixed, one, output, self.output.bias, residual)  # b m d
 
 
 class DistanceRead(Read):

@@ -1,8 +1,12 @@
-"""Kernels for the GPU. Plain PyTorch, where they are called from, stays the default elsewhere."""
+"""Kernels for the GPU. Plain PyTorch, where they are called from, stays the default elsewhere.
 
-from collections.abc import Callable, Iterator
+Where Triton is not installed, the names below are None.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,33 +14,35 @@ from torch import Tensor
 from fst.kernels.feed_forward_packing import EXTRA, product_dtype, takes_sizes
 
 fused_blend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
-short_attention: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
+short_attention: Callable[[Tensor, Tensor, Tensor, float, int], Tensor] | None = None
 anchor_weights: Callable[[Tensor, Tensor, torch.dtype], Tensor] | None = None
-point_mlp: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
-feed_forward: Callable[..., Tensor] | None = None
-normed_linear: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], Tensor] | None = None
-output_mlp: Callable[..., Tensor] | None = None
+# Modules, because layers are prepared in one call and used in others.
+mlp: Any
+output: Any
+place: Any
+projection: Any
 
-if find_spec("triton") is not None:
-    from fst.kernels import attention, blend, mlp, weights
-    from fst.kernels.output import output_mlp
-    from fst.kernels.projection import normed_linear
+if find_spec("triton") is None:
+    mlp = output = place = projection = None
+else:
+    from fst.kernels import attention, blend, mlp, output, place, projection, weights
 
     fused_blend, short_attention = blend.fused_blend, attention.short_attention
     anchor_weights = weights.anchor_weights
-    feed_forward, point_mlp = mlp.feed_forward, mlp.point_mlp
 
 __all__ = [
     "anchor_weights",
-    "feed_forward",
     "fused_blend",
-    "normed_linear",
-    "output_mlp",
-    "point_mlp",
+    "mlp",
+    "output",
+    "place",
+    "projection",
     "reference",
     "short_attention",
     "takes_anchors",
     "takes_heads",
+    "takes_positions",
+    "takes_together",
     "takes_tokens",
     "usable",
 ]
@@ -87,6 +93,30 @@ def takes_heads(queries: Tensor) -> bool:
         and _on_gpu(queries)
         and queries.element_size() == 2
         and queries.shape[-1] <= _LONGEST_HEAD
+    )
+
+
+def takes_positions(positions: Tensor, bands: int, hidden: int) -> bool:
+    """Whether the kernel for the position's share takes these: on a GPU, in float32 or less,
+    products in half precision."""
+    return (
+        _enabled
+        and _on_gpu(positions)
+        and positions.element_size() <= 4
+        and product_dtype(positions).itemsize == 2
+        and place.takes(positions.shape[-1], bands, hidden)
+    )
+
+
+def takes_together(tensors: Sequence[Tensor]) -> bool:
+    """Whether the optimiser's kernels take these: all on one GPU, contiguous, in float32."""
+    device = tensors[0].device
+    return _enabled and all(
+        _on_gpu(tensor)
+        and tensor.device == device
+        and tensor.dtype == torch.float32
+        and tensor.is_contiguous()
+        for tensor in tensors
     )
 
 

@@ -12,7 +12,7 @@ and going backward, with g the gradient of out and δ_i = g_i · out_i,
 
 Two passes, one over tiles of keys and one over tiles of queries: adding up ∂q from the first with
 atomic operations takes longer on an H200 than computing P again. On Hopper `attention_hopper` does
-both in one pass where it can.
+both in one pass where it can, and `attention_hopper_forward` does what goes forward.
 """
 
 import math
@@ -73,7 +73,7 @@ def attention_kernel(
     q, k, v, out, logarithms,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
     H, M, N, c,
-    SIZE: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr,
+    SIZE: tl.constexpr, REAL: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN_M: tl.constexpr,
 ):  # fmt: skip
     both = tl.program_id(1)
@@ -97,7 +97,8 @@ def attention_kernel(
             query, k, v, k_n * UNIT, v_n * UNIT, whole, N, c, highest, total, mixed,
             SIZE, K, BLOCK_N, False,
         )  # fmt: skip
-    _put_rows(out, b, h, H, rows, M, SIZE, K, mixed / total[:, None])
+    mixed = tl.where((tl.arange(0, K) == REAL)[None, :], 1.0, mixed / total[:, None])
+    _put_rows(out, b, h, H, rows, M, SIZE, K, mixed)
     tl.store(logarithms + both.to(tl.int64) * M + rows, highest + tl.log2(total), mask=rows < M)
 
 
@@ -222,23 +223,33 @@ def _strides(*tensors: Tensor) -> tuple[list[int], int]:
     return [stride // unit for stride in strides], unit
 
 
-def _suits_hopper(grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether `attention_hopper` takes these heads.
-
-    It copies boxes whose rows begin at multiples of 16 bytes, and keeps the gradients of one head's
-    queries in shared memory. Each of its groups of warps needs keys, and two tiles of queries.
-    """
-    aligned = all(
-        tensor.dtype == queries.dtype
+def _copied_by_hopper(*tensors: Tensor) -> bool:
+    """Whether Hopper's copies take these heads: rows begin at multiples of 16 bytes."""
+    return tensors[0].dtype in (torch.bfloat16, torch.float16) and all(
+        tensor.dtype == tensors[0].dtype
+        and tensor.shape[-1] in (24, 32)
         and tensor.stride(-1) == 1
         and tensor.data_ptr() % 16 == 0
         and all(stride > 0 and stride % 8 == 0 for stride in tensor.stride()[:3])
-        for tensor in (grad, queries, keys, values)
+        for tensor in tensors
     )
-    count, size = queries.shape[2:]
+
+
+def _suits_hopper_forward(queries: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether `attention_hopper_forward` takes these heads: no less than a block, and two tiles."""
+    counted = queries.shape[2] >= 128 and keys.shape[2] > 64 and len(queries) > 0
+    return counted and _copied_by_hopper(queries, keys, values)
+
+
+def _suits_hopper(grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether `attention_hopper` takes these heads.
+
+    It keeps the gradients of one head's queries in shared memory. Each of its groups of warps
+    needs keys, and two tiles of queries.
+    """
+    count = queries.shape[2]
     counted = 64 < count <= 1024 and count % 4 == 0 and keys.shape[2] > 128 and len(queries) > 0
-    half = queries.dtype in (torch.bfloat16, torch.float16)
-    return half and aligned and counted and size in (24, 32)
+    return counted and _copied_by_hopper(grad, queries, keys, values)
 
 
 def _joined(like: Tensor, count: int) -> Tensor:
@@ -249,24 +260,38 @@ def _joined(like: Tensor, count: int) -> Tensor:
 
 @operator("fst::attention")
 def attention_forward(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, real: int
 ) -> tuple[Tensor, Tensor]:
-    """The mixture, stored (b p h k), and the logarithm to base 2 of the normaliser (b h p)."""
+    """The mixture, stored (b p h k), and the logarithm to base 2 of the normaliser (b h p).
+
+    Values have `real` channels; if there are more, the first of the others leaves as one.
+    """
     batch, heads, count, size = queries.shape
     out = _joined(queries, count)
     logarithms = queries.new_empty(batch, heads, count, dtype=torch.float32)
+
+    def on_hopper() -> None:
+        from fst.kernels.attention_hopper_forward import forward
+
+        forward(queries, keys, values, scale, out, logarithms, real)
+
+    suited = _suits_hopper_forward(queries, keys, values)
+    if suited and try_on_hopper("attention forward", queries, on_hopper):
+        return out, logarithms
     strides, unit = _strides(queries, keys, values)
     attention_kernel[(triton.cdiv(count, FORWARD["BLOCK_M"]), batch * heads)](
         queries, keys, values, out, logarithms, *strides,
         heads, count, keys.shape[2], scale * math.log2(math.e),
-        SIZE=size, K=_widened(size), UNIT=unit,
+        SIZE=size, REAL=real, K=_widened(size), UNIT=unit,
         EVEN_M=count % FORWARD["BLOCK_M"] == 0, **FORWARD,
     )  # fmt: skip
     return out, logarithms
 
 
 @attention_forward.register_fake
-def _(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, real: int
+) -> tuple[Tensor, Tensor]:
     out = _joined(queries, queries.shape[2])
     return out, queries.new_empty(queries.shape[:3], dtype=torch.float32)
 
@@ -328,7 +353,7 @@ def _(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scale = inputs
+    *tensors, ctx.scale, ctx.real = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
@@ -336,11 +361,11 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
     queries, keys, values, out, logarithms = ctx.saved_tensors
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
-    delta = (grad.float() * out.float()).sum(dim=-1) * ctx.scale
-    return (
-        *attention_backward(grad, queries, keys, values, logarithms, delta, ctx.scale),
-        None,
-    )
+    # What is no mixture of values moves no weight.
+    mixture, moved = out[..., : ctx.real], grad[..., : ctx.real]
+    delta = (moved.float() * mixture.float()).sum(dim=-1) * ctx.scale
+    given = grad, queries, keys, values, logarithms, delta
+    return *attention_backward(*given, ctx.scale), None, None
 
 
 attention_forward.register_autograd(_differentiate, setup_context=_remember)
@@ -351,6 +376,12 @@ def short_attention(
     keys: Float[Tensor, "b h n k"],
     values: Float[Tensor, "b h n k"],
     scale: float,
+    real: int | None = None,
 ) -> Float[Tensor, "b h p k"]:
-    """Softmax attention. A head size that is a multiple of 8 loads fastest."""
-    return attention_forward(queries, keys, values, scale)[0]
+    """Softmax attention. A head size that is a multiple of 8 loads fastest.
+
+    If values have only `real` channels and zeros behind them, the first of these leaves as one: it
+    can carry a bias through the product that follows.
+    """
+    size = queries.shape[-1]
+    return attention_forward(queries, keys, values, scale, size if real is None else real)[0]

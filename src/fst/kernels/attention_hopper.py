@@ -26,7 +26,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fst.kernels.feed_forward_hopper import _barriers, _copy_in, _exp2
+from fst.kernels.gluon_parts import (
+    BOX,
+    advance,
+    barriers,
+    copy_heads,
+    copy_in,
+    exp2,
+    seen_as,
+)
 
 TILE = gl.constexpr(64)  # queries, or keys, of a tile
 WIDE = gl.constexpr(32)  # numbers of a head on chip
@@ -43,8 +51,7 @@ SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
 # Left operands of the products that make them.
 TO_LOGITS = gl.constexpr(gl.DotOperandLayout(0, LOGITS.value, 2))
 TO_SUMS = gl.constexpr(gl.DotOperandLayout(0, SUMS.value, 2))
-# In shared memory: heads as they come, (1 row 1 number), and as operands; S; numbers of each query.
-BOX = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=4))
+# In shared memory: heads as operands; S; numbers of each query.
 HEADS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2))
 SQUARE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 LINE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2))
@@ -55,10 +62,6 @@ OWN = gl.constexpr(
         [[0, 1], [8, 0], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [0, 8], [0, 16], [16, 0], [32, 0]]
     )
 )
-
-_memory = gl.shared_memory_descriptor
-# Triton 3.6 has another name for this than later versions.
-_seen_as = _memory.reinterpret if hasattr(_memory, "reinterpret") else _memory._reinterpret
 
 
 @gluon.jit
@@ -86,19 +89,13 @@ def _put(base, b, h, H, first, count, sums, SIZE: gl.constexpr):
 
 
 @gluon.jit
-def _copy_heads(source, b, first, h, bar, target):
-    box = _seen_as(target, target.dtype, [1, TILE, 1, WIDE], BOX)
-    _copy_in(source, [b, first, h, 0], bar, box)
-
-
-@gluon.jit
 def _fetch_queries(sources, ring, ready, stage, b, h, both, first):
     bar = ready.index(stage)
     mbarrier.expect(bar, 2 * TILE * WIDE * 2 + 2 * TILE * 4)
-    _copy_heads(sources[0], b, first, h, bar, ring[0].index(stage))
-    _copy_heads(sources[1], b, first, h, bar, ring[1].index(stage))
-    _copy_in(sources[2], [both, first], bar, ring[2].index(stage))
-    _copy_in(sources[3], [both, first], bar, ring[3].index(stage))
+    copy_heads(sources[0], b, first, h, bar, ring[0].index(stage))
+    copy_heads(sources[1], b, first, h, bar, ring[1].index(stage))
+    copy_in(sources[2], [both, first], bar, ring[2].index(stage))
+    copy_in(sources[3], [both, first], bar, ring[3].index(stage))
 
 
 @gluon.jit
@@ -107,7 +104,7 @@ def _fetch_keys(source, kept, known, b, h, first):
     bar = known.index(0)
     mbarrier.expect(bar, GROUPS * TILE * WIDE * 2)
     for g in gl.static_range(GROUPS):
-        _copy_heads(source, b, first + g * TILE, h, bar, kept.index(g))
+        copy_heads(source, b, first + g * TILE, h, bar, kept.index(g))
 
 
 @gluon.jit
@@ -115,13 +112,6 @@ def _passes(N):
     """Tiles of keys, and how often all groups together must take one each."""
     blocks = (N + TILE - 1) // TILE
     return blocks, (blocks + GROUPS - 1) // GROUPS
-
-
-@gluon.jit
-def _advance(stage, turn):
-    """The next place in the ring, and the parity of its barriers there."""
-    stage = gl.where(stage + 1 == STAGES, 0, stage + 1)
-    return stage, gl.where(stage == 0, turn ^ 1, turn)
 
 
 @gluon.jit
@@ -172,7 +162,7 @@ def _queries_group(
                 _fetch_queries(sources, ring, ready, stage, b, h, both, fetched * TILE)
                 fetched = gl.where(fetched + 1 == STEPS, 0, fetched + 1)
             i += 1
-            stage, turn = _advance(stage, turn)
+            stage, turn = advance(stage, turn, STAGES)
         if p + 1 < passes:
             _fetch_keys(keys, kept, known, b, h, (p + 1) * GROUPS * TILE)
 
@@ -201,13 +191,13 @@ def _keys_group(
                 mbarrier.wait(ready.index(stage), turn)
                 q = ring[0].index(stage)
                 g = ring[1].index(stage)
-                log = _seen_as(ring[2].index(stage), gl.float32, [TILE], FLAT)
-                delta = _seen_as(ring[3].index(stage), gl.float32, [TILE], FLAT)
+                log = seen_as(ring[2].index(stage), gl.float32, [TILE], FLAT)
+                delta = seen_as(ring[3].index(stage), gl.float32, [TILE], FLAT)
                 s = warpgroup_mma(key, q.permute((1, 0)), none, use_acc=False, is_async=True)
                 d = warpgroup_mma(value, g.permute((1, 0)), none, use_acc=False, is_async=True)
                 log = log.load(EACH)
                 s = warpgroup_mma_wait(1, deps=[s])
-                w = _exp2(s * c - log[None, :])
+                w = exp2(s * c - log[None, :])
                 weights = gl.convert_layout(w.to(dtype), TO_SUMS)
                 sum_v = warpgroup_mma(weights, g, sum_v, is_async=True)
                 delta = delta.load(EACH)
@@ -227,14 +217,14 @@ def _keys_group(
                 )
                 mbarrier.arrive(free.index(stage), count=1)
                 i += 1
-                stage, turn = _advance(stage, turn)
+                stage, turn = advance(stage, turn, STAGES)
             _put(dk, b, h, H, first, N, sum_k, SIZE)
             _put(dv, b, h, H, first, N, sum_v, SIZE)
         else:  # no keys are left for this group: it only gives the queries back
             for _t in range(STEPS):
                 mbarrier.wait(ready.index(stage), turn)
                 mbarrier.arrive(free.index(stage), count=1)
-                stage, turn = _advance(stage, turn)
+                stage, turn = advance(stage, turn, STAGES)
 
 
 @gluon.jit(do_not_specialize=["k_b", "k_h", "k_n", "v_b", "v_h", "v_n", "H", "M", "N"])
@@ -261,11 +251,11 @@ def attention_backward_gluon_kernel(
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, TILE], LINE),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, TILE], LINE),
     )
-    ready = _barriers(STAGES, 1)
-    free = _barriers(STAGES, GROUPS)
-    known = _barriers(1, 1)
-    full = _barriers(GROUPS * DEPTH, 1)
-    empty = _barriers(GROUPS * DEPTH, 1)
+    ready = barriers(STAGES, 1)
+    free = barriers(STAGES, GROUPS)
+    known = barriers(1, 1)
+    full = barriers(GROUPS * DEPTH, 1)
+    empty = barriers(GROUPS * DEPTH, 1)
     fence_async_shared()
     sources = (queries, grads, logarithms, deltas)
     gl.warp_specialize(

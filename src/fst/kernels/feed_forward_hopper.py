@@ -1,18 +1,20 @@
-"""The kernels of `feed_forward_kernels` for Hopper: two groups of warps that run apart (Gluon).
+"""The kernels of `feed_forward_kernels` for Hopper: groups of warps that take turns (Gluon).
 
 The same equations, packed weights and results, in bfloat16 and for widths of 128 to 248. Each group
-of four warps owns 64 tokens. The weights come through a ring of tiles which both groups read; there
-is no barrier between the groups, so one computes GELU while the other multiplies. Within a group,
-the second product of a tile runs under the GELU of the next. The first product's operand is the
-normalised tokens, rounded as a separate LayerNorm's would be, then (1, 0, 1): these pick up both
-parts of c, and nothing of u, from the columns behind the packed weights' channels.
+of four warps owns 64 tokens, and a program has two groups or three. The weights come through a ring
+of tiles which all groups read: in a step, the first layer's tile i and the second's tile i - 1. The
+groups multiply one after the other, so that one's products run under the GELU of the others. The
+first product's operand is the normalised tokens, rounded as a separate LayerNorm's would be, then
+(1, 0, 1): these pick up both parts of c, and nothing of u, from the columns behind the packed
+weights' channels. Channels come in tiles of 128 and 64, and a third, narrow one for widths beyond.
 
-Gluon is young, and its names change: `mlp` does without this module where it cannot be
-imported, or where a kernel cannot be compiled.
+Gluon is young, and its names change: `mlp` does without this module where it cannot be imported, or
+where a kernel cannot be compiled.
 """
 
 from typing import NamedTuple
 
+import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -24,109 +26,46 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fst.kernels.feed_forward_packing import tile_widths
-
-ROWS = gl.constexpr(64)  # tokens of a group
-TILE = gl.constexpr(128)  # channels of the first tile
-
-# Triton 3.6 has other names for these than later versions.
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-_copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-_copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
-
-
-@gluon.jit
-def _exp2(x):
-    return gl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def _tail(a):
-    """Φ(-a), as in `feed_forward_kernels`."""
-    p = a * -0.0005002620746381581 + 0.007282395847141743
-    p = p * a - 0.05234328657388687
-    p = p * a - 0.4594140350818634
-    p = p * a - 1.1510521173477173
-    p = p * a - 1.0000019073486328
-    return _exp2(p)
+from fst.kernels.gluon_parts import (
+    ROWS,
+    TILE,
+    barrier,
+    barriers,
+    copy_in,
+    copy_out,
+    copy_tokens,
+    described,
+    gelu,
+    load_place,
+    normalise,
+    of_group,
+    token_tiles,
+    weight_tiles,
+)
 
 
 @gluon.jit
-def _gelu(x):
-    a = gl.abs(x)
-    return gl.maximum(x, 0.0) - a * _tail(a)
+def _fetch(
+    weights, ring, ready, i,
+    D1: gl.constexpr, D2: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """What step i reads: tile i of the first weights, tile i - 1 of the second.
 
-
-@gluon.jit
-def _gelu_and_slope(x):
-    a = gl.abs(x)
-    tail = _tail(a)
-    s = tail - a * _exp2(x * x * -0.7213475204444817 - 1.3257480647361593)
-    return gl.maximum(x, 0.0) - a * tail, gl.where(x > 0.0, 1.0 - s, s)
-
-
-@gluon.jit
-def _fetch(weights, ring, ready, i, D1: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr):
-    """Hidden units of tile i of both weights into their place in the ring."""
+    Of the first step and the last, half is out of range and arrives as zeros.
+    """
     stage = i % STAGES
     bar = ready.index(stage)
-    mbarrier.expect(bar, 2 * HID * (TILE + D1) * 2)
-    _copy_in(weights[0], [i * HID, 0], bar, ring[0].index(stage))
-    _copy_in(weights[1], [i * HID, TILE], bar, ring[1].index(stage))
-    _copy_in(weights[2], [i * HID, 0], bar, ring[2].index(stage))
-    _copy_in(weights[3], [i * HID, TILE], bar, ring[3].index(stage))
-
-
-@gluon.jit
-def _normalise(x, rows, T, eps, D: gl.constexpr, D1: gl.constexpr, own0, own1):
-    """The normalised tokens into shared memory; mean and reciprocal deviation."""
-    L0: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    L1: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D1, D1 // 8], [4, 1], [1, 0])
-    r0 = rows + gl.arange(0, ROWS, layout=gl.SliceLayout(1, L0))
-    r1 = rows + gl.arange(0, ROWS, layout=gl.SliceLayout(1, L1))
-    c0 = gl.arange(0, TILE, layout=gl.SliceLayout(0, L0))
-    c1 = TILE + gl.arange(0, D1, layout=gl.SliceLayout(0, L1))
-    in1 = (c1 < D)[None, :]
-    f0 = gl.load(x + r0[:, None] * D + c0[None, :], mask=(r0 < T)[:, None], other=0.0)
-    f1 = gl.load(x + r1[:, None] * D + c1[None, :], mask=(r1 < T)[:, None] & in1, other=0.0)
-    f0 = f0.to(gl.float32)
-    f1 = f1.to(gl.float32)
-    sum1 = gl.convert_layout(gl.sum(f1, 1), gl.SliceLayout(1, L0))
-    mean0 = (gl.sum(f0, 1) + sum1) / D
-    mean1 = gl.convert_layout(mean0, gl.SliceLayout(1, L1))
-    f0 = f0 - mean0[:, None]
-    f1 = gl.where(in1, f1 - mean1[:, None], 0.0)
-    square1 = gl.convert_layout(gl.sum(f1 * f1, 1), gl.SliceLayout(1, L0))
-    scale0 = 1.0 / gl.sqrt((gl.sum(f0 * f0, 1) + square1) / D + eps)
-    scale1 = gl.convert_layout(scale0, gl.SliceLayout(1, L1))
-    ones = gl.where((c1 == D) | (c1 == D + 2), 1.0, 0.0)[None, :]
-    own0.store((f0 * scale0[:, None]).to(own0.dtype))
-    own1.store((f1 * scale1[:, None] + ones).to(own1.dtype))
-    fence_async_shared()
-    _barrier()
-    return mean0, scale0
-
-
-@gluon.jit
-def _copy_tokens(tokens, rows, bar, D1: gl.constexpr, own0, own1):
-    """Tokens as they are into shared memory; `bar` tells when they are there."""
-    mbarrier.expect(bar, ROWS * (TILE + D1) * 2)
-    _copy_in(tokens[0], [rows, 0], bar, own0)
-    _copy_in(tokens[1], [rows, TILE], bar, own1)
-
-
-@gluon.jit
-def _place(place, rows, T, P, i, H: gl.constexpr, HID: gl.constexpr):
-    """Tile i of the rows' own addends, as the product lies; token t takes row t mod P."""
-    M: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HID, 16])
-    r = rows + gl.arange(0, ROWS, layout=gl.SliceLayout(1, M))
-    c = i * HID + gl.arange(0, HID, layout=gl.SliceLayout(0, M))
-    mask = (r < T)[:, None] & (c < H)[None, :]
-    return gl.load(place + (r % P)[:, None] * H + c[None, :], mask=mask, other=0.0)
+    mbarrier.expect(bar, 2 * HID * (TILE + D1 + D2) * 2)
+    copy_in(weights[0], [i * HID, 0], bar, ring[0].index(stage))
+    copy_in(weights[1], [i * HID, TILE], bar, ring[1].index(stage))
+    if D2 > 0:
+        copy_in(weights[4], [i * HID, TILE + D1], bar, ring[4].index(stage))
+    copy_in(weights[2], [(i - 1) * HID, 0], bar, ring[2].index(stage))
+    copy_in(weights[3], [(i - 1) * HID, TILE], bar, ring[3].index(stage))
+    if D2 > 0:
+        copy_in(weights[5], [(i - 1) * HID, TILE + D1], bar, ring[5].index(stage))
 
 
 @gluon.jit
@@ -144,173 +83,286 @@ def _finish(
         sums += gl.load(x + r[:, None] * D + c[None, :], mask=there, other=0.0).to(gl.float32)
     own.store(sums.to(own.dtype))
     fence_async_shared()
-    _barrier()
-    _copy_out(target, [rows, FIRST], own)
+    barrier()
+    copy_out(target, [rows, FIRST], own)
+
+
+@gluon.jit
+def _await_turn(turns, i, G: gl.constexpr):
+    """Groups multiply one after the other; the first begins."""
+    mbarrier.wait(turns.index(G), (i & 1) ^ (G == 0))
+
+
+@gluon.jit
+def _pass_turn(turns, GROUPS: gl.constexpr, G: gl.constexpr):
+    mbarrier.arrive(turns.index((G + 1) % GROUPS), count=1)
+
+
+@gluon.jit
+def _copy_place(spots, spot, placed, rows, P, i, HID: gl.constexpr):
+    """Tile i of the rows' own addends into shared memory: the rows follow one another."""
+    mbarrier.expect(placed, ROWS * HID * 2)
+    copy_in(spots, [rows % P, i * HID], placed, spot)
+
+
+@gluon.jit
+def _activate(
+    pre, place, spots, spot, placed, rows, T, P, i, dtype: gl.constexpr,
+    H: gl.constexpr, PLACE: gl.constexpr, TILES: gl.constexpr, HID: gl.constexpr,
+):  # fmt: skip
+    """The hidden layer's tile i of a group, once it is multiplied."""
+    MH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HID, 16])
+    if PLACE == 1:
+        pre += load_place(place, rows, T, P, i, H, HID).to(gl.float32)
+    if PLACE == 2:
+        mbarrier.wait(placed, i & 1)
+        pre += spot.load(MH).to(gl.float32)
+        if i + 1 < TILES:
+            fence_async_shared()
+            barrier()  # this tile has been read
+            _copy_place(spots, spot, placed, rows, P, i + 1, HID)
+    return gelu(pre).to(dtype)
+
+
+@gluon.jit
+def _first(own, ring, stage, none, D2: gl.constexpr):
+    """Begins the first product of a tile."""
+    w0 = ring[0].index(stage).permute((1, 0))
+    w1 = ring[1].index(stage).permute((1, 0))
+    pre = warpgroup_mma(own[0], w0, none, use_acc=False, is_async=True)
+    pre = warpgroup_mma(own[1], w1, pre, is_async=True)
+    if D2 > 0:
+        w2 = ring[4].index(stage).permute((1, 0))
+        pre = warpgroup_mma(own[2], w2, pre, is_async=True)
+    return pre
+
+
+@gluon.jit
+def _operand(h, WIDE: gl.constexpr):
+    M: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
+    return gl.convert_layout(h, gl.DotOperandLayout(0, M, 2))
+
+
+@gluon.jit
+def _no_sums(D1: gl.constexpr, D2: gl.constexpr):
+    M0: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    M1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D1, 16])
+    M2: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, max(D2, 16), 16])
+    s0 = gl.zeros((ROWS, TILE), gl.float32, M0)
+    s1 = gl.zeros((ROWS, D1), gl.float32, M1)
+    if D2 > 0:
+        return s0, s1, gl.zeros((ROWS, D2), gl.float32, M2)
+    else:
+        return s0, s1
+
+
+@gluon.jit
+def _second(h, ring, stage, sums, D1: gl.constexpr, D2: gl.constexpr):
+    """Begins to add the second product of a tile; gives its operands, too."""
+    a0 = _operand(h, TILE)
+    a1 = _operand(h, D1)
+    t0 = warpgroup_mma(a0, ring[2].index(stage), sums[0], is_async=True)
+    t1 = warpgroup_mma(a1, ring[3].index(stage), sums[1], is_async=True)
+    if D2 > 0:
+        a2 = _operand(h, D2)
+        t2 = warpgroup_mma(a2, ring[5].index(stage), sums[2], is_async=True)
+        return (t0, t1, t2), (a0, a1, a2)
+    else:
+        return (t0, t1), (a0, a1)
+
+
+@gluon.jit
+def _settled(sums, a, PENDING: gl.constexpr, D2: gl.constexpr):
+    """The sums, done; named with the operands so that nobody takes their registers before."""
+    if D2 > 0:
+        s0, s1, s2, _, _, _ = warpgroup_mma_wait(
+            PENDING, deps=[sums[0], sums[1], sums[2], a[0], a[1], a[2]]
+        )
+        return s0, s1, s2
+    else:
+        s0, s1, _, _ = warpgroup_mma_wait(PENDING, deps=[sums[0], sums[1], a[0], a[1]])
+        return s0, s1
 
 
 @gluon.jit
 def _forward_group(
-    x, tokens, place, weights, targets, b2, ring, own, ready, empty, arrived, T, P, eps,
-    D: gl.constexpr, D1: gl.constexpr, H: gl.constexpr, PLACE: gl.constexpr,
-    TILES: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr, G: gl.constexpr,
+    given, held, T, P, eps,
+    D: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, H: gl.constexpr, PLACE: gl.constexpr,
+    TILES: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
     MH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HID, 16])
-    M0: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    M1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D1, 16])
-    A0: gl.constexpr = gl.DotOperandLayout(0, M0, 2)
-    A1: gl.constexpr = gl.DotOperandLayout(0, M1, 2)
+    x, tokens, place, spots, weights, targets, b2 = given
+    ring, owns, spot, ready, empty, arrived, turns = held
     if G == 0:
         for i in gl.static_range(STAGES):
-            _fetch(weights, ring, ready, i, D1, HID, STAGES)
-    rows = gl.program_id(0) * (2 * ROWS) + G * ROWS
-    own0 = own[0].index(G)
-    own1 = own[1].index(G)
+            _fetch(weights, ring, ready, i, D1, D2, HID, STAGES)
+    rows = gl.program_id(0) * (GROUPS * ROWS) + G * ROWS
+    own = of_group(owns, D2, G)
+    spot = spot.index(G % spot.shape[0])
+    placed = arrived.index(GROUPS + G)
+    dtype: gl.constexpr = owns[0].dtype
     if PLACE:
-        _copy_tokens(tokens, rows, arrived.index(G), D1, own0, own1)
-        spot = _place(place, rows, T, P, 0, H, HID)
+        copy_tokens(tokens, rows, arrived.index(G), D1, D2, own)
+        if PLACE == 2:
+            _copy_place(spots, spot, placed, rows, P, 0, HID)
         mbarrier.wait(arrived.index(G), 0)
     else:
-        _normalise(x, rows, T, eps, D, D1, own0, own1)
-    s0 = gl.zeros((ROWS, TILE), gl.float32, M0)
-    s1 = gl.zeros((ROWS, D1), gl.float32, M1)
+        normalise(x, rows, T, eps, D, D1, D2, own)
+    sums = _no_sums(D1, D2)
     none = gl.zeros((ROWS, HID), gl.float32, MH)
     mbarrier.wait(ready.index(0), 0)
-    w0 = ring[0].index(0).permute((1, 0))
-    w1 = ring[1].index(0).permute((1, 0))
-    pre = warpgroup_mma(own0, w0, none, use_acc=False, is_async=True)
-    pre = warpgroup_mma(own1, w1, pre, is_async=True)
+    _await_turn(turns, 0, G)
+    pre = _first(own, ring, 0, none, D2)
+    _pass_turn(turns, GROUPS, G)
     pre = warpgroup_mma_wait(0, deps=[pre])
-    if PLACE:
-        pre += spot.to(gl.float32)
-    h = _gelu(pre).to(own0.dtype)
+    mbarrier.arrive(empty.index(0), count=1)
+    h = _activate(pre, place, spots, spot, placed, rows, T, P, 0, dtype, H, PLACE, TILES, HID)
     for i in range(1, TILES):
         stage = i % STAGES
-        last = (i - 1) % STAGES
-        if PLACE:
-            spot = _place(place, rows, T, P, i, H, HID)
         mbarrier.wait(ready.index(stage), (i // STAGES) & 1)
-        w0 = ring[0].index(stage).permute((1, 0))
-        w1 = ring[1].index(stage).permute((1, 0))
-        pre = warpgroup_mma(own0, w0, none, use_acc=False, is_async=True)
-        pre = warpgroup_mma(own1, w1, pre, is_async=True)
-        a0 = gl.convert_layout(h, A0)
-        a1 = gl.convert_layout(h, A1)
-        t0 = warpgroup_mma(a0, ring[2].index(last), s0, is_async=True)
-        t1 = warpgroup_mma(a1, ring[3].index(last), s1, is_async=True)
-        pre = warpgroup_mma_wait(2, deps=[pre])
-        if PLACE:
-            pre += spot.to(gl.float32)
-        act = _gelu(pre)
-        # a0 and a1 are named so that nobody takes their registers before, and act so that GELU is
-        # not put behind the wait.
-        s0, s1, a0, a1, act = warpgroup_mma_wait(0, deps=[t0, t1, a0, a1, act])
-        h = act.to(own0.dtype)
-        mbarrier.arrive(empty.index(last), count=1)
+        _await_turn(turns, i, G)
+        under_way, a = _second(h, ring, stage, sums, D1, D2)
+        if GROUPS == 3:  # too few registers for both products at once
+            sums = _settled(under_way, a, 0, D2)
+        pre = _first(own, ring, stage, none, D2)
+        _pass_turn(turns, GROUPS, G)
         if G == 0:  # noqa: SIM102 (known when compiled, the next is not)
-            if i - 1 + STAGES < TILES:  # tile i - 1 is free once both groups have left it
+            if i - 1 + STAGES <= TILES:
+                last = (i - 1) % STAGES
                 mbarrier.wait(empty.index(last), ((i - 1) // STAGES) & 1)
-                _fetch(weights, ring, ready, i - 1 + STAGES, D1, HID, STAGES)
-    a0 = gl.convert_layout(h, A0)
-    a1 = gl.convert_layout(h, A1)
-    t0 = warpgroup_mma(a0, ring[2].index((TILES - 1) % STAGES), s0, is_async=True)
-    t1 = warpgroup_mma(a1, ring[3].index((TILES - 1) % STAGES), s1, is_async=True)
-    s0, s1, a0, a1 = warpgroup_mma_wait(0, deps=[t0, t1, a0, a1])
-    _finish(s0, x, b2, rows, T, own0, targets[0], not PLACE, D, 0, TILE)
-    _finish(s1, x, b2, rows, T, own1, targets[1], not PLACE, D, TILE, D1)
+                _fetch(weights, ring, ready, i - 1 + STAGES, D1, D2, HID, STAGES)
+        if GROUPS == 2:
+            sums = _settled(under_way, a, 3 if D2 > 0 else 2, D2)
+        pre = warpgroup_mma_wait(0, deps=[pre])
+        mbarrier.arrive(empty.index(stage), count=1)
+        h = _activate(pre, place, spots, spot, placed, rows, T, P, i, dtype, H, PLACE, TILES, HID)
+    mbarrier.wait(ready.index(TILES % STAGES), (TILES // STAGES) & 1)
+    under_way, a = _second(h, ring, TILES % STAGES, sums, D1, D2)
+    if D2 > 0:
+        s2, _ = warpgroup_mma_wait(0, deps=[under_way[2], a[2]])
+    s0, s1 = _settled(under_way, a, 0, 0)
+    _finish(s0, x, b2, rows, T, own[0], targets[0], PLACE == 0, D, 0, TILE)
+    _finish(s1, x, b2, rows, T, own[1], targets[1], PLACE == 0, D, TILE, D1)
+    if D2 > 0:
+        _finish(s2, x, b2, rows, T, own[2], targets[2], PLACE == 0, D, TILE + D1, D2)
     tma.store_wait(0)
-
-
-@gluon.jit
-def _ring(weights, D1: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr):
-    """Places for so many tiles of both weights."""
-    dtype: gl.constexpr = weights[0].dtype
-    return (
-        gl.allocate_shared_memory(dtype, [STAGES, HID, TILE], weights[0].layout),
-        gl.allocate_shared_memory(dtype, [STAGES, HID, D1], weights[1].layout),
-        gl.allocate_shared_memory(dtype, [STAGES, HID, TILE], weights[2].layout),
-        gl.allocate_shared_memory(dtype, [STAGES, HID, D1], weights[3].layout),
-    )
-
-
-@gluon.jit
-def _pair(like, D1: gl.constexpr):
-    """Both tiles of the tokens of both groups."""
-    dtype: gl.constexpr = like[0].dtype
-    return (
-        gl.allocate_shared_memory(dtype, [2, ROWS, TILE], like[0].layout),
-        gl.allocate_shared_memory(dtype, [2, ROWS, D1], like[1].layout),
-    )
-
-
-@gluon.jit
-def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(bars.index(i), count=ARRIVALS)
-    return bars
 
 
 @gluon.jit(do_not_specialize=["T", "P"])
 def feed_forward_gluon_kernel(
-    x, x0, x1, place, w1a, w1b, w2a, w2b, y0, y1, b2, T, P, eps,
-    D: gl.constexpr, D1: gl.constexpr, H: gl.constexpr, PLACE: gl.constexpr,
+    x, x0, x1, x2, place, spots, w1a, w1b, w1c, w2a, w2b, w2c, y0, y1, y2, b2, T, P, eps,
+    D: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, H: gl.constexpr, PLACE: gl.constexpr,
     TILES: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    GROUPS: gl.constexpr,
 ):  # fmt: skip
-    tokens = (x0, x1)
-    weights = (w1a, w1b, w2a, w2b)
-    targets = (y0, y1)
-    ring = _ring(weights, D1, HID, STAGES)
-    own = _pair(targets, D1)
-    ready = _barriers(STAGES, 1)
-    empty = _barriers(STAGES, 2)
-    arrived = _barriers(2, 1)
+    tokens = (x0, x1, x2)
+    weights = (w1a, w1b, w2a, w2b, w1c, w2c)
+    targets = (y0, y1, y2)
+    ring = weight_tiles(weights, D1, D2, HID, STAGES)
+    own = token_tiles(targets, D1, D2, GROUPS)
+    SPOTS: gl.constexpr = GROUPS if PLACE == 2 else 1
+    ROOM: gl.constexpr = ROWS if PLACE == 2 else 8
+    spot = gl.allocate_shared_memory(w1a.dtype, [SPOTS, ROOM, HID], spots.layout)
+    ready = barriers(STAGES, 1)
+    empty = barriers(STAGES, GROUPS)
+    arrived = barriers(2 * GROUPS, 1)
+    turns = barriers(GROUPS, 1)
     fence_async_shared()
-    gl.warp_specialize(
-        [
-            (_forward_group, (x, tokens, place, weights, targets, b2, ring, own, ready, empty,
-                              arrived, T, P, eps, D, D1, H, PLACE, TILES, HID, STAGES, 0)),
-            (_forward_group, (x, tokens, place, weights, targets, b2, ring, own, ready, empty,
-                              arrived, T, P, eps, D, D1, H, PLACE, TILES, HID, STAGES, 1)),
-        ],
-        [4],
-        [REGISTERS],
-    )  # fmt: skip
+    given = (x, tokens, place, spots, weights, targets, b2)
+    held = (ring, own, spot, ready, empty, arrived, turns)
+    if GROUPS == 3:
+        gl.warp_specialize(
+            [
+                (_forward_group, (given, held, T, P, eps,
+                                  D, D1, D2, H, PLACE, TILES, HID, STAGES, GROUPS, 0)),
+                (_forward_group, (given, held, T, P, eps,
+                                  D, D1, D2, H, PLACE, TILES, HID, STAGES, GROUPS, 1)),
+                (_forward_group, (given, held, T, P, eps,
+                                  D, D1, D2, H, PLACE, TILES, HID, STAGES, GROUPS, 2)),
+            ],
+            [4, 4],
+            [REGISTERS, REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_forward_group, (given, held, T, P, eps,
+                                  D, D1, D2, H, PLACE, TILES, HID, STAGES, GROUPS, 0)),
+                (_forward_group, (given, held, T, P, eps,
+                                  D, D1, D2, H, PLACE, TILES, HID, STAGES, GROUPS, 1)),
+            ],
+            [4],
+            [REGISTERS],
+        )  # fmt: skip
 
 
-class Tiles(NamedTuple):
-    """Hidden units of a tile of weights, and how many tiles the ring holds."""
+HIDDEN = 64  # hidden units of a tile of weights
+SHARED = 226 * 1024  # bytes of shared memory for tiles; the barriers lie behind
+# Registers a thread may have, by the groups of a program.
+REGISTERS = {2: 256, 3: 168}
 
-    hidden: int
+
+class Plan(NamedTuple):
+    """How a kernel is laid out: what is compiled beside the sizes."""
+
+    groups: int
     stages: int
+    place: int
+    """0: none, 1: loaded by every thread, 2: copied in tiles."""
 
 
-# By the channels of the second tile: what fits into shared memory and spills no register.
-FORWARD = {64: Tiles(64, 3), 128: Tiles(64, 2)}
-# Registers a thread of the second group may have; the first has as many.
-REGISTERS = 256
+def way_of(place: Tensor | None, count: int) -> int:
+    """Of taking the place: tiles of it must not wrap around, and begin at multiples of 16 bytes."""
+    if place is None:
+        return 0
+    whole = len(place) % ROWS.value == 0 or len(place) == count
+    return 2 if whole and place.data_ptr() % 16 == 0 else 1
 
 
-def described(tensor: Tensor, rows: int, *widths: int) -> list[TensorDescriptor]:
-    """Tiles of a dense matrix, one shape after the other."""
-    shapes = [[rows, width] for width in widths]
-    layouts = [gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16) for shape in shapes]
-    pairs = zip(shapes, layouts, strict=True)
-    return [TensorDescriptor.from_tensor(tensor, shape, layout) for shape, layout in pairs]
+def tiles_of(width: int) -> tuple[int, int, int]:
+    """Channels of the three tiles, with room for three columns more; the last may be empty."""
+    first, second = tile_widths(width)
+    if second == 64:
+        return first, second, 0
+    return first, 64, next(wide for wide in (16, 32, 64) if first + 64 + wide >= width + 3)
+
+
+def plan(count: int, width: int, place: int, processors: int) -> Plan:
+    """Three groups share the weights better; two where that leaves fewer processors idle."""
+
+    def rounds(groups: int) -> int:
+        return groups * triton.cdiv(triton.cdiv(count, groups * ROWS.value), processors)
+
+    columns = sum(tiles_of(width))
+    groups = 3 if columns <= 208 and rounds(3) <= 1.1 * rounds(2) else 2
+    return Plan(groups, stages(groups, columns, place), place)
+
+
+def stages(groups: int, columns: int, place: int) -> int:
+    """How many tiles of both weights fit beside the tokens."""
+    own = groups * ROWS.value * (columns + (HIDDEN if place == 2 else 0))
+    return min(3, (SHARED // 2 - own) // (2 * HIDDEN * columns))
+
+
+def processors_of(x: Tensor) -> int:
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 132
 
 
 def forward(
     x: Tensor, place: Tensor | None, w1: Tensor, w2: Tensor, b2: Tensor, eps: float, y: Tensor
 ) -> None:
     """Fills y (t d)."""
-    first, second = tile_widths(x.shape[1])
-    tiles = FORWARD[second]
-    count = len(w1) // tiles.hidden
+    widths = tiles_of(x.shape[1])
+    boxes = *widths[:2], widths[2] or 16  # without a third tile nobody looks at its description
+    chosen = plan(len(x), x.shape[1], way_of(place, len(x)), processors_of(x))
+    count, rows = len(w1) // HIDDEN, ROWS.value
     spots = x if place is None else place
-    feed_forward_gluon_kernel[(triton.cdiv(len(x), 2 * ROWS.value),)](
-        x, *described(x, ROWS.value, first, second), spots,
-        *described(w1, tiles.hidden, first, second), *described(w2, tiles.hidden, first, second),
-        *described(y, ROWS.value, first, second), b2, len(x), len(spots), eps,
-        D=x.shape[1], D1=second, H=spots.shape[1], PLACE=place is not None,
-        TILES=count, HID=tiles.hidden, STAGES=min(tiles.stages, count),
-        REGISTERS=REGISTERS, num_warps=4,
+    feed_forward_gluon_kernel[(triton.cdiv(len(x), chosen.groups * rows),)](
+        x, *described(x, rows, *boxes), spots, *described(spots, rows, HIDDEN),
+        *described(w1, HIDDEN, *boxes), *described(w2, HIDDEN, *boxes),
+        *described(y, rows, *boxes), b2, len(x), len(spots), eps,
+        D=x.shape[1], D1=widths[1], D2=widths[2], H=spots.shape[1], PLACE=chosen.place,
+        TILES=count, HID=HIDDEN, STAGES=min(chosen.stages, count + 1),
+        REGISTERS=REGISTERS[chosen.groups], GROUPS=chosen.groups, num_warps=4,
     )  # fmt: skip

@@ -1,8 +1,12 @@
 """The backward kernel of the pointwise MLPs for Hopper: see `feed_forward_hopper`.
 
-Each group computes its tokens' hidden layer again, tile by tile. That layer and the gradient of
-its argument leave through small staging tiles in shared memory while the next product runs.
+Two groups of warps run apart here: there is no barrier between them, so one computes GELU while the
+other multiplies. Each computes its tokens' hidden layer again, tile by tile. That layer and the
+gradient of its argument leave through small staging tiles in shared memory while the next product
+runs. Channels come in the two tiles of the packed weights.
 """
+
+from typing import NamedTuple
 
 import triton
 from torch import Tensor
@@ -16,27 +20,48 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fst.kernels.feed_forward_hopper import (
-    REGISTERS,
+from fst.kernels.feed_forward_packing import tile_widths
+from fst.kernels.gluon_parts import (
     ROWS,
     TILE,
-    Tiles,
-    _barrier,
-    _barriers,
-    _copy_out,
-    _copy_tokens,
-    _fetch,
-    _gelu_and_slope,
-    _normalise,
-    _pair,
-    _place,
-    _ring,
+    barrier,
+    barriers,
+    copy_in,
+    copy_out,
+    copy_tokens,
     described,
+    gelu_and_slope,
+    load_place,
+    normalise,
+    of_group,
+    token_tiles,
+    weight_tiles,
 )
-from fst.kernels.feed_forward_packing import tile_widths
+
+
+class Tiles(NamedTuple):
+    """Hidden units of a tile of weights, and how many tiles the ring holds."""
+
+    hidden: int
+    stages: int
+
 
 # By the channels of the second tile: what fits into shared memory and spills no register.
 BACKWARD = {64: Tiles(64, 2), 128: Tiles(32, 2)}
+# Registers a thread of the second group may have; the first has as many.
+REGISTERS = 256
+
+
+@gluon.jit
+def _fetch(weights, ring, ready, i, D1: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr):
+    """Hidden units of tile i of both weights into their place in the ring."""
+    stage = i % STAGES
+    bar = ready.index(stage)
+    mbarrier.expect(bar, 2 * HID * (TILE + D1) * 2)
+    copy_in(weights[0], [i * HID, 0], bar, ring[0].index(stage))
+    copy_in(weights[1], [i * HID, TILE], bar, ring[1].index(stage))
+    copy_in(weights[2], [i * HID, 0], bar, ring[2].index(stage))
+    copy_in(weights[3], [i * HID, TILE], bar, ring[3].index(stage))
 
 
 @gluon.jit
@@ -73,23 +98,21 @@ def _backward_group(
     R0: gl.constexpr = gl.SliceLayout(1, M0)
     R1: gl.constexpr = gl.SliceLayout(1, M1)
     rows = gl.program_id(0) * (2 * ROWS) + G * ROWS
-    own0 = own[0].index(G)
-    own1 = own[1].index(G)
-    dy0 = given[0].index(G)
-    dy1 = given[1].index(G)
+    own0, own1 = of_group(own, 0, G)
+    dy0, dy1 = of_group(given, 0, G)
     hidden = staged[0].index(G)
     change = staged[1].index(G)
-    _copy_tokens(grads, rows, arrived.index(G), D1, dy0, dy1)
+    copy_tokens(grads, rows, arrived.index(G), D1, 0, (dy0, dy1))
     if G == 0:
         for i in gl.static_range(STAGES):
             _fetch(weights, ring, ready, i, D1, HID, STAGES)
     if PLACE:
-        _copy_tokens(tokens, rows, arrived.index(2 + G), D1, own0, own1)
+        copy_tokens(tokens, rows, arrived.index(2 + G), D1, 0, (own0, own1))
         mbarrier.wait(arrived.index(2 + G), 0)
     else:
-        mean, scale = _normalise(x, rows, T, eps, D, D1, own0, own1)
-        _copy_out(targets[4], [rows, 0], own0)
-        _copy_out(targets[5], [rows, TILE], own1)
+        mean, scale = normalise(x, rows, T, eps, D, D1, 0, (own0, own1))
+        copy_out(targets[4], [rows, 0], own0)
+        copy_out(targets[5], [rows, TILE], own1)
         mean = gl.convert_layout(mean, R0)
         scale = gl.convert_layout(scale, R0)
     mbarrier.wait(arrived.index(G), 0)
@@ -102,7 +125,7 @@ def _backward_group(
     for i in range(TILES):
         stage = i % STAGES
         if PLACE:
-            spot = _place(place, rows, T, P, i, H, HID)
+            spot = load_place(place, rows, T, P, i, H, HID)
         mbarrier.wait(ready.index(stage), (i // STAGES) & 1)
         w0 = ring[0].index(stage)
         w1 = ring[1].index(stage)
@@ -115,9 +138,9 @@ def _backward_group(
         pre = warpgroup_mma_wait(2, deps=[pre])
         if PLACE:
             pre += spot.to(gl.float32)
-        act, slope = _gelu_and_slope(pre)
+        act, slope = gelu_and_slope(pre)
         tma.store_wait(0)  # the staging tiles have been read
-        _barrier()
+        barrier()
         # Stored here, before the wait, so that GELU runs under the product that gives dh.
         hidden.store(act.to(own0.dtype))
         dh, slope = warpgroup_mma_wait(0, deps=[dh, slope])
@@ -128,9 +151,9 @@ def _backward_group(
         t1 = warpgroup_mma(a1, w1, d1, is_async=True)
         change.store(back)
         fence_async_shared()
-        _barrier()
-        _copy_out(targets[0], [rows, i * HID], hidden)
-        _copy_out(targets[1], [rows, i * HID], change)
+        barrier()
+        copy_out(targets[0], [rows, i * HID], hidden)
+        copy_out(targets[1], [rows, i * HID], change)
         d0, d1, a0, a1 = warpgroup_mma_wait(0, deps=[t0, t1, a0, a1])
         mbarrier.arrive(empty.index(stage), count=1)
         if G == 0:  # noqa: SIM102 (known when compiled, the next is not)
@@ -152,13 +175,13 @@ def _backward_group(
         d1 = (d1 - level1[:, None] - n1 * along1[:, None]) * scale1[:, None]
         d0 += dy0.load(M0).to(gl.float32)
         d1 += dy1.load(M1).to(gl.float32)
-    _barrier()
+    barrier()
     dy0.store(d0.to(own0.dtype))
     dy1.store(d1.to(own0.dtype))
     fence_async_shared()
-    _barrier()
-    _copy_out(targets[2], [rows, 0], dy0)
-    _copy_out(targets[3], [rows, TILE], dy1)
+    barrier()
+    copy_out(targets[2], [rows, 0], dy0)
+    copy_out(targets[3], [rows, TILE], dy1)
     tma.store_wait(0)
 
 
@@ -174,16 +197,16 @@ def feed_forward_backward_gluon_kernel(
     weights = (w1a, w1b, w2a, w2b)
     grads = (dy0, dy1)
     targets = (hidden, change, dx0, dx1, n0, n1)
-    ring = _ring(weights, D1, HID, STAGES)
-    own = _pair(tokens, D1)
-    given = _pair(grads, D1)
+    ring = weight_tiles(weights, D1, 0, HID, STAGES)
+    own = token_tiles(tokens, D1, 0, 2)
+    given = token_tiles(grads, D1, 0, 2)
     staged = (
         gl.allocate_shared_memory(dtype, [2, ROWS, HID], hidden.layout),
         gl.allocate_shared_memory(dtype, [2, ROWS, HID], change.layout),
     )
-    ready = _barriers(STAGES, 1)
-    empty = _barriers(STAGES, 2)
-    arrived = _barriers(4, 1)
+    ready = barriers(STAGES, 1)
+    empty = barriers(STAGES, 2)
+    arrived = barriers(4, 1)
     fence_async_shared()
     gl.warp_specialize(
         [

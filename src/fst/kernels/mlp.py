@@ -3,9 +3,9 @@
     feed_forward: x + W2 gelu(W1 LN(x) + b1) + b2        point_mlp: W2 gelu(W1 x + place) + b2
 
 Activations enter and leave in the dtype of the products, parameters in float32. The kernels want
-the weights packed; that is done here, by operations which torch.compile finds to be the same in
-every refinement step and does once. `feed_forward_kernels` says how the kernels work. The gradients
-of the weights are plain products of what the backward kernel leaves, summed and kept in float32.
+the weights packed; `Layers` hold them so for any number of calls. `feed_forward_kernels` says how
+the kernels work. The gradients of the weights are products of what the backward kernel leaves
+(`weight_gradients`), summed and kept in float32.
 
 On Hopper, in bfloat16, `feed_forward_hopper` replaces the kernels. If it cannot be imported or one
 of its kernels cannot be compiled, a warning says so once and it is never tried again.
@@ -13,7 +13,7 @@ of its kernels cannot be compiled, a warning says so once and it is never tried 
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -34,6 +34,7 @@ from fst.kernels.feed_forward_packing import (
 from fst.kernels.hopper import try_on_hopper
 from fst.kernels.operators import operator
 from fst.kernels.tiles import Tiles, first_that_fits
+from fst.kernels.weight_gradients import weight_gradients
 
 
 def _tiles(tokens: int, hidden: int, warps: int, stages: int) -> Tiles:
@@ -61,13 +62,6 @@ def constants(x: Tensor, w1: Tensor, hidden: int) -> dict[str, int | bool]:
     exact = x.dtype == torch.float32
     sizes = {"H": hidden, "HP": len(w1), "EXACT": exact, "ASM": x.is_cuda}
     return channel_tiles(x.shape[1]) | sizes
-
-
-def transposed_product(a: Tensor, b: Tensor) -> Tensor:
-    """aᵀ b over many tokens, in float32."""
-    if a.is_cuda and a.element_size() == 2:
-        return torch.mm(a.t(), b, out_dtype=torch.float32)
-    return a.float().t() @ b.float()
 
 
 @operator("fst::feed_forward")
@@ -147,8 +141,7 @@ def mlp_backward(
         shares = first_that_fits((BACKWARD[tile_widths(width)[1] == 128], *SMALLER), launch)
         sums.zero_()
         sums[0] = shares.sum(dim=0)
-    first = transposed_product(change, x if normed is None else normed)
-    second = transposed_product(dy, gelu)
+    first, second = weight_gradients((change, x if normed is None else normed), (dy, gelu))
     if place is None:
         change = x.new_empty(0)
     elif len(place) < count:
@@ -188,11 +181,19 @@ def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 mlp_forward.register_autograd(_differentiate, setup_context=_remember)
 
 
-def _rows(tokens: Tensor, dtype: torch.dtype) -> Tensor:
-    return tokens.to(dtype).flatten(0, 1).contiguous()
+class Layers(NamedTuple):
+    """Both layers of an MLP: as they are differentiated, in float32, and packed for the kernels."""
+
+    first: Float[Tensor, "h c"]
+    """With LayerNorm's parameters and the bias in it (`first_layer`), or the weight alone."""
+    second: Float[Tensor, "d h"]
+    bias: Float[Tensor, " d"]
+    packed_first: Float[Tensor, "H W"]
+    packed_second: Float[Tensor, "H W"]
 
 
-def _check(width: int, hidden: int, second_weight: Tensor) -> None:
+def _check(first_weight: Tensor, second_weight: Tensor) -> None:
+    hidden, width = first_weight.shape
     if not takes_sizes(width, hidden):
         raise ValueError(
             f"width must be a multiple of 8 up to 248 and hidden a multiple of 8, "
@@ -203,40 +204,56 @@ def _check(width: int, hidden: int, second_weight: Tensor) -> None:
         raise ValueError(f"second_weight must be {(width, hidden)}, got {came}")
 
 
-def feed_forward(
-    tokens: Float[Tensor, "b p d"],
+def normed_layers(
     norm_weight: Float[Tensor, " d"],
     norm_bias: Float[Tensor, " d"],
     first_weight: Float[Tensor, "h d"],
     first_bias: Float[Tensor, " h"],
     second_weight: Float[Tensor, "d h"],
     second_bias: Float[Tensor, " d"],
-    eps: float,
+    tokens: Tensor,
+) -> Layers:
+    """The layers behind a LayerNorm, for tokens like these."""
+    _check(first_weight, second_weight)
+    dtype = product_dtype(tokens)
+    first = first_layer(norm_weight, norm_bias, first_weight, first_bias)
+    packed = pack_first(first, dtype), pack(second_weight.t(), dtype)
+    return Layers(first, second_weight.float(), second_bias.float(), *packed)
+
+
+def point_layers(
+    weight: Float[Tensor, "h d"],
+    second_weight: Float[Tensor, "d h"],
+    second_bias: Float[Tensor, " d"],
+    blend: Tensor,
+) -> Layers:
+    """The layers of an MLP whose first has an addend for each point, for blends like these."""
+    _check(weight, second_weight)
+    dtype = product_dtype(blend)
+    packed = pack(weight, dtype), pack(second_weight.t(), dtype)
+    return Layers(weight.float(), second_weight.float(), second_bias.float(), *packed)
+
+
+def _rows(tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    return tokens.to(dtype).flatten(0, 1).contiguous()
+
+
+def feed_forward(
+    tokens: Float[Tensor, "b p d"], layers: Layers, eps: float
 ) -> Float[Tensor, "b p d"]:
     """Tokens + MLP(LayerNorm(tokens)), products in the autocast dtype where one is set.
 
     Wider tokens are rounded to it, also in the sum; their dtype stays.
     """
-    _check(tokens.shape[-1], len(first_weight), second_weight)
     dtype = product_dtype(tokens)
-    first = first_layer(norm_weight, norm_bias, first_weight, first_bias)
-    packed = pack_first(first, dtype), pack(second_weight.t(), dtype)
-    layers = first, second_weight.float(), second_bias.float()
-    out = mlp_forward(_rows(tokens, dtype), None, *layers, *packed, eps)
+    out = mlp_forward(_rows(tokens, dtype), None, *layers, eps)
     return out.view(tokens.shape).to(torch.promote_types(tokens.dtype, dtype))
 
 
 def point_mlp(
-    blend: Float[Tensor, "b p d"],
-    place: Float[Tensor, "#b p h"],
-    weight: Float[Tensor, "h d"],
-    second_weight: Float[Tensor, "d h"],
-    second_bias: Float[Tensor, " d"],
+    blend: Float[Tensor, "b p d"], place: Float[Tensor, "#b p h"], layers: Layers
 ) -> Float[Tensor, "b p d"]:
     """The MLP whose first layer has an addend for each point, which the batch may share."""
-    _check(blend.shape[-1], len(weight), second_weight)
     dtype = product_dtype(blend)
-    packed = pack(weight, dtype), pack(second_weight.t(), dtype)
-    layers = weight.float(), second_weight.float(), second_bias.float()
-    out = mlp_forward(_rows(blend, dtype), _rows(place, dtype), *layers, *packed, 0.0)
+    out = mlp_forward(_rows(blend, dtype), _rows(place, dtype), *layers, 0.0)
     return out.view(blend.shape)

@@ -10,7 +10,7 @@ gradient of w2.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -35,9 +35,10 @@ from fst.kernels.feed_forward_packing import (
     pack_first,
 )
 from fst.kernels.forward_blend import settled
-from fst.kernels.mlp import constants, transposed_product
+from fst.kernels.mlp import constants
 from fst.kernels.operators import operator
 from fst.kernels.tiles import Tiles, first_that_fits
+from fst.kernels.weight_gradients import transposed_product
 
 TOKENS = 64
 
@@ -182,19 +183,33 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 output_forward.register_autograd(_differentiate, setup_context=_remember)
 
 
-def output_mlp(
-    tokens: Float[Tensor, "b p d"],
-    gamma: Float[Tensor, " d"],
-    beta: Float[Tensor, " d"],
+class Layers(NamedTuple):
+    """Both layers: as they are differentiated, in float32, and the first packed for the kernels."""
+
+    first: Float[Tensor, "h d+1"]
+    packed: Float[Tensor, "H W"]
+    second: Float[Tensor, " h"]
+    bias: Float[Tensor, " 1"]
+
+
+def output_layers(
+    norm_weight: Float[Tensor, " d"],
+    norm_bias: Float[Tensor, " d"],
     first_weight: Float[Tensor, "h d"],
     first_bias: Float[Tensor, " h"],
     second_weight: Float[Tensor, "1 h"],
     second_bias: Float[Tensor, " 1"],
-    eps: float,
+    dtype: torch.dtype,
+) -> Layers:
+    """The layers behind a LayerNorm, for tokens of this dtype."""
+    first = first_layer(norm_weight, norm_bias, first_weight, first_bias)
+    packed = pack_first(first, dtype)
+    return Layers(first, packed, second_weight[0].float(), second_bias.float())
+
+
+def output_mlp(
+    tokens: Float[Tensor, "b p d"], layers: Layers, eps: float
 ) -> Float[Tensor, "b p 1"]:
     """One number a token, in float32."""
-    layer = first_layer(gamma, beta, first_weight, first_bias)
-    packed = pack_first(layer, tokens.dtype)
-    flat = tokens.flatten(0, 1).contiguous()
-    out = output_forward(flat, layer, packed, second_weight[0].float(), second_bias.float(), eps)
+    out = output_forward(tokens.flatten(0, 1).contiguous(), *layers, eps)
     return out.unflatten(0, tokens.shape[:2]).unsqueeze(-1)

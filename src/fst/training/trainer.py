@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
 from fst.base import Model, PointDraws, PointStream
 from fst.data.samples import Rows
@@ -124,8 +123,7 @@ class Trainer:
             for part, batch in enumerate(self.batches.at(step), start=1)
         ]
         limit = math.inf if settings.clip is None else settings.clip
-        norm = clip_grad_norm_(self.parameters, limit)
-        self.optimizer.step()
+        norm = self.optimizer.clip_and_step(limit)
         self.optimizer.zero_grad(set_to_none=settings.accumulate == 1)
         if self.average is not None:
             self.average.update(step)

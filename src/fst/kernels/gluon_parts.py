@@ -1,0 +1,201 @@
+"""What the kernels for Hopper share (Gluon), and names that differ between versions of Triton.
+
+Threads that read shared memory come before a copy that overwrites it only with
+`fence_async_shared`, then a barrier, between the two.
+"""
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+_memory = gl.shared_memory_descriptor
+# Triton 3.6 has other names for these than later versions.
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+seen_as = _memory.reinterpret if hasattr(_memory, "reinterpret") else _memory._reinterpret
+
+ROWS = gl.constexpr(64)  # tokens of a group of warps, in the kernels of the MLPs
+TILE = gl.constexpr(128)  # channels of their first tile
+# In shared memory: rows of attention's heads as they come, (1 row 1 number).
+BOX = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=4))
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Each is passed once so many have arrived."""
+    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(bars.index(i), count=ARRIVALS)
+    return bars
+
+
+@gluon.jit
+def advance(stage, turn, STAGES: gl.constexpr):
+    """The next place in a ring, and the parity of its barriers there."""
+    stage = gl.where(stage + 1 == STAGES, 0, stage + 1)
+    return stage, gl.where(stage == 0, turn ^ 1, turn)
+
+
+@gluon.jit
+def copy_heads(source, b, first, h, bar, target):
+    """Rows of one head of attention, from the first on."""
+    box = seen_as(target, target.dtype, [1, target.shape[0], 1, target.shape[1]], BOX)
+    copy_in(source, [b, first, h, 0], bar, box)
+
+
+@gluon.jit
+def exp2(x):
+    return gl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _tail(a):
+    """Φ(-a), as in `feed_forward_kernels`."""
+    p = a * -0.0005002620746381581 + 0.007282395847141743
+    p = p * a - 0.05234328657388687
+    p = p * a - 0.4594140350818634
+    p = p * a - 1.1510521173477173
+    p = p * a - 1.0000019073486328
+    return exp2(p)
+
+
+@gluon.jit
+def gelu(x):
+    a = gl.abs(x)
+    return gl.maximum(x, 0.0) - a * _tail(a)
+
+
+@gluon.jit
+def gelu_and_slope(x):
+    a = gl.abs(x)
+    tail = _tail(a)
+    s = tail - a * exp2(x * x * -0.7213475204444817 - 1.3257480647361593)
+    return gl.maximum(x, 0.0) - a * tail, gl.where(x > 0.0, 1.0 - s, s)
+
+
+@gluon.jit
+def _tokens(x, rows, T, D: gl.constexpr, FIRST: gl.constexpr, WIDE: gl.constexpr):
+    """Columns of the tokens in float32, zeros behind the last, and whether they are channels."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [4, 1], [1, 0])
+    r = rows + gl.arange(0, ROWS, layout=gl.SliceLayout(1, L))
+    c = FIRST + gl.arange(0, WIDE, layout=gl.SliceLayout(0, L))
+    there = (c < D)[None, :]
+    f = gl.load(x + r[:, None] * D + c[None, :], mask=(r < T)[:, None] & there, other=0.0)
+    return f.to(gl.float32), there
+
+
+@gluon.jit
+def _like(values, WIDE: gl.constexpr):
+    """A number of each token, as tiles of this width have it."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [4, 1], [1, 0])
+    return gl.convert_layout(values, gl.SliceLayout(1, L))
+
+
+@gluon.jit
+def _put(own, f, scale, D: gl.constexpr, FIRST: gl.constexpr, WIDE: gl.constexpr):
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [4, 1], [1, 0])
+    c = FIRST + gl.arange(0, WIDE, layout=gl.SliceLayout(0, L))
+    ones = gl.where((c == D) | (c == D + 2), 1.0, 0.0)[None, :]
+    own.store((f * _like(scale, WIDE)[:, None] + ones).to(own.dtype))
+
+
+@gluon.jit
+def normalise(x, rows, T, eps, D: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, own):
+    """The normalised tokens into shared memory; mean and reciprocal deviation."""
+    f0, _ = _tokens(x, rows, T, D, 0, TILE)
+    f1, in1 = _tokens(x, rows, T, D, TILE, D1)
+    total = gl.sum(f0, 1) + _like(gl.sum(f1, 1), TILE)
+    if D2 > 0:
+        f2, in2 = _tokens(x, rows, T, D, TILE + D1, D2)
+        total += _like(gl.sum(f2, 1), TILE)
+    mean = total / D
+    f0 = f0 - mean[:, None]
+    f1 = gl.where(in1, f1 - _like(mean, D1)[:, None], 0.0)
+    square = gl.sum(f0 * f0, 1) + _like(gl.sum(f1 * f1, 1), TILE)
+    if D2 > 0:
+        f2 = gl.where(in2, f2 - _like(mean, D2)[:, None], 0.0)
+        square += _like(gl.sum(f2 * f2, 1), TILE)
+    scale = 1.0 / gl.sqrt(square / D + eps)
+    own[0].store((f0 * scale[:, None]).to(own[0].dtype))
+    _put(own[1], f1, scale, D, TILE, D1)
+    if D2 > 0:
+        _put(own[2], f2, scale, D, TILE + D1, D2)
+    fence_async_shared()
+    barrier()
+    return mean, scale
+
+
+@gluon.jit
+def copy_tokens(tokens, rows, bar, D1: gl.constexpr, D2: gl.constexpr, own):
+    """Tokens as they are into shared memory; `bar` tells when they are there."""
+    mbarrier.expect(bar, ROWS * (TILE + D1 + D2) * 2)
+    copy_in(tokens[0], [rows, 0], bar, own[0])
+    copy_in(tokens[1], [rows, TILE], bar, own[1])
+    if D2 > 0:
+        copy_in(tokens[2], [rows, TILE + D1], bar, own[2])
+
+
+@gluon.jit
+def load_place(place, rows, T, P, i, H: gl.constexpr, HID: gl.constexpr):
+    """Tile i of the rows' own addends, as the product lies; token t takes row t mod P."""
+    M: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HID, 16])
+    r = rows + gl.arange(0, ROWS, layout=gl.SliceLayout(1, M))
+    c = i * HID + gl.arange(0, HID, layout=gl.SliceLayout(0, M))
+    mask = (r < T)[:, None] & (c < H)[None, :]
+    return gl.load(place + (r % P)[:, None] * H + c[None, :], mask=mask, other=0.0)
+
+
+@gluon.jit
+def weight_tiles(
+    weights, D1: gl.constexpr, D2: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr
+):  # fmt: skip
+    """Places for so many tiles of both weights."""
+    dtype: gl.constexpr = weights[0].dtype
+    first0 = gl.allocate_shared_memory(dtype, [STAGES, HID, TILE], weights[0].layout)
+    first1 = gl.allocate_shared_memory(dtype, [STAGES, HID, D1], weights[1].layout)
+    second0 = gl.allocate_shared_memory(dtype, [STAGES, HID, TILE], weights[2].layout)
+    second1 = gl.allocate_shared_memory(dtype, [STAGES, HID, D1], weights[3].layout)
+    if D2 > 0:
+        first2 = gl.allocate_shared_memory(dtype, [STAGES, HID, D2], weights[4].layout)
+        second2 = gl.allocate_shared_memory(dtype, [STAGES, HID, D2], weights[5].layout)
+        return first0, first1, second0, second1, first2, second2
+    else:
+        return first0, first1, second0, second1
+
+
+@gluon.jit
+def token_tiles(like, D1: gl.constexpr, D2: gl.constexpr, GROUPS: gl.constexpr):
+    """All tiles of the tokens of every group."""
+    dtype: gl.constexpr = like[0].dtype
+    own0 = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, TILE], like[0].layout)
+    own1 = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, D1], like[1].layout)
+    if D2 > 0:
+        return own0, own1, gl.allocate_shared_memory(dtype, [GROUPS, ROWS, D2], like[2].layout)
+    else:
+        return own0, own1
+
+
+@gluon.jit
+def of_group(tiles, D2: gl.constexpr, G: gl.constexpr):
+    """One group's part of `token_tiles`."""
+    if D2 > 0:
+        return tiles[0].index(G), tiles[1].index(G), tiles[2].index(G)
+    else:
+        return tiles[0].index(G), tiles[1].index(G)
+
+
+def described(tensor: Tensor, rows: int, *widths: int) -> list[TensorDescriptor]:
+    """Tiles of a dense matrix in bfloat16, one shape after the other."""
+    shapes = [[rows, width] for width in widths]
+    layouts = [gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16) for shape in shapes]
+    pairs = zip(shapes, layouts, strict=True)
+    return [TensorDescriptor.from_tensor(tensor, shape, layout) for shape, layout in pairs]

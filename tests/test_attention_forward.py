@@ -1,0 +1,155 @@
+"""Attention's forward for Hopper: that it compiles, which heads it takes, and what replaces it."""
+
+import os
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+attention = pytest.importorskip("fst.kernels.attention")
+hopper = pytest.importorskip("fst.kernels.hopper")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+MODULE = "fst.kernels.attention_hopper_forward"
+
+# A process of its own: in one where Triton's interpreter is on, nothing can be compiled.
+COMPILATION = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from fst.kernels import attention_hopper_forward as forward
+
+kernel = forward.attention_gluon_kernel
+for size, dtype in ((24, "bf16"), (32, "fp16")):
+    shape = f"[1, {forward.TILE.value}, 1, {forward.WIDE.value}]"
+    types = dict.fromkeys(("H", "M", "N", "items"), "i32") | {"c": "fp32", "safe": "fp32"}
+    heads = f"tensordesc<{dtype}{shape},{forward.BOX.value!r}>"
+    types |= dict.fromkeys(("queries", "keys", "values"), heads)
+    types |= {"result": f"*{dtype}", "logarithms": "*fp32"}
+    types |= dict.fromkeys(("SIZE", "REAL"), "constexpr")
+    names = kernel.arg_names
+    signature = {name: types[name] for name in names}
+    constants = {(names.index("SIZE"),): size, (names.index("REAL"),): size - 2}
+    source = GluonASTSource(kernel, signature, constants, {})
+    options = {"num_warps": 4, "maxnreg": forward.REGISTERS}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    print(compiled.metadata.shared, forward.PROGRAMS)
+"""
+
+
+def heads(batch, count, number, size, dtype):
+    """As a projection leaves them: (b h n k), stored (b n h k)."""
+    return torch.randn(batch, count, number, size, device=DEVICE).to(dtype).transpose(1, 2)
+
+
+def test_it_compiles(tmp_path):
+    pytest.importorskip("triton.experimental.gluon")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-c", COMPILATION]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    lines = [list(map(int, line.split())) for line in run.stdout.splitlines()]
+    assert len(lines) == 2
+    for shared, programs in lines:
+        # They share a multiprocessor's memory, of which each loses 1 KiB.
+        assert programs * (shared + 1024) <= 228 * 1024
+
+
+def test_the_heads_that_it_takes():
+    def taken(queries=128, keys=65, size=24, dtype=torch.bfloat16, of=heads):
+        counts = (queries, keys, keys)
+        return attention._suits_hopper_forward(*(of(2, n, 3, size, dtype) for n in counts))
+
+    def shifted(batch, count, number, size, dtype):
+        return heads(batch, count, number, size + 8, dtype)[..., 1 : size + 1]
+
+    def repeated(batch, count, number, size, dtype):
+        return heads(1, count, number, size, dtype).expand(batch, -1, -1, -1)
+
+    def none(batch, count, number, size, dtype):
+        return heads(0, count, number, size, dtype)
+
+    assert taken()
+    assert taken(queries=4099, keys=1001, size=32, dtype=torch.float16)
+    assert not taken(dtype=torch.float32)
+    assert not taken(size=16)
+    assert not taken(size=40)
+    assert not taken(queries=127)
+    assert not taken(keys=64)
+    for of in (shifted, repeated, none):
+        assert not taken(of=of)
+
+
+def broken(*given):
+    raise RuntimeError("cannot be launched")
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [(None, "ModuleNotFoundError"), (SimpleNamespace(forward=broken), "cannot be launched")],
+)
+def test_without_it_another_runs(module, reason, monkeypatch):
+    """The same results, a warning, and no second attempt."""
+    inputs = [heads(1, count, 2, 24, HALF) for count in (128, 72, 72)]
+    monkeypatch.setattr(hopper, "_given_up", {"attention forward"})
+    monkeypatch.setattr(hopper, "_on_hopper", lambda _: True)
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wanted = attention.attention_forward(*inputs, 0.2, inputs[0].shape[-1])
+    monkeypatch.setattr(hopper, "_given_up", set())
+    with pytest.warns(UserWarning, match=f"attention forward kernels for Hopper.*{reason}"):
+        first = attention.attention_forward(*inputs, 0.2, inputs[0].shape[-1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = attention.attention_forward(*inputs, 0.2, inputs[0].shape[-1])
+    for found in (first, second):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_it_runs_alone(monkeypatch):
+    """Where it takes the heads, no other kernel writes the results."""
+    inputs = [heads(1, count, 2, 24, HALF) for count in (128, 72, 72)]
+
+    def fill(queries, keys, values, scale, out, logarithms, real):
+        assert all(a is b for a, b in zip((queries, keys, values), inputs, strict=True))
+        assert (scale, real) == (0.2, 24)
+        out.fill_(1)
+        logarithms.fill_(2)
+
+    monkeypatch.setattr(hopper, "_given_up", set())
+    monkeypatch.setattr(hopper, "_on_hopper", lambda _: True)
+    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(forward=fill))
+    out, logarithms = attention.attention_forward(*inputs, 0.2, inputs[0].shape[-1])
+    assert torch.equal(out, torch.ones_like(inputs[0]))
+    assert torch.equal(logarithms, torch.full((1, 2, 128), 2.0, device=DEVICE))
+
+
+@pytest.mark.parametrize("growth", [0, 8, 60])
+@pytest.mark.parametrize(
+    ("queries", "keys", "size"), [(200, 150, 24), (384, 256, 32), (128, 65, 32)]
+)
+def test_it_is_exact(queries, keys, size, growth):
+    """Also where later keys have larger logits, beyond the range of exp2 at last.
+
+    Without a Hopper GPU the kernel that replaces it must pass.
+    """
+    inputs = [heads(2, count, 3, size, HALF) for count in (queries, keys, keys)]
+    inputs[0] = inputs[0].abs() + 2
+    inputs[1] = inputs[1] + growth * torch.linspace(0, 1, keys, device=DEVICE)[:, None].to(HALF)
+    out, logarithms = attention.attention_forward(*inputs, 0.2, inputs[0].shape[-1])
+    assert not hopper._given_up
+    exact = [tensor.double() for tensor in inputs]
+    logits = exact[0] @ exact[1].mT * 0.2
+    wanted = logits.softmax(dim=-1) @ exact[2]
+    assert (out.double() - wanted).norm() < 2.0**-7 * wanted.norm()
+    sums = logits.logsumexp(dim=-1) / torch.log(torch.tensor(2.0)).item()
+    torch.testing.assert_close(logarithms.double(), sums, rtol=1e-5, atol=1e-2)
+    again = attention.attention_forward(*inputs, 0.2, inputs[0].shape[-1])
+    assert torch.equal(again[0], out)
+    assert torch.equal(again[1], logarithms)

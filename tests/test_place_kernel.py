@@ -1,0 +1,188 @@
+"""The position's share of a pointwise MLP as a kernel, against float64: output and every gradient.
+
+Without a GPU the kernels run in Triton's interpreter, where float16 stands in for half precision.
+"""
+
+import math
+
+import pytest
+import torch
+
+from fst.nn import FourierFeatures, PointMLP
+
+pytest.importorskip("triton")
+kernel = pytest.importorskip("fst.kernels.place")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+# Of one rounding; γ, the weights and the result are rounded.
+ROUNDING = 2.0 ** (-9 if torch.bfloat16 == HALF else -12)
+BOUND = {torch.float32: 1e-5, HALF: 4 * ROUNDING}
+
+
+def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+def problem(entries, batch, points, axes, bands, hidden, condition):
+    """Positions, weight on γ, bias, and with a condition its share."""
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    size = axes * (1 + 2 * bands)
+    weight = torch.randn(hidden, size, generator=generator) / size**0.5
+    given = [torch.rand(entries, points, axes, generator=generator), weight]
+    given.append(torch.randn(hidden, generator=generator))
+    if condition:
+        given.append(torch.randn(batch, hidden, generator=generator))
+    return [tensor.to(DEVICE) for tensor in given]
+
+
+def plain(fourier, positions, weight, bias, share=None):
+    hidden = fourier(positions) @ weight.t() + bias
+    return hidden if share is None else hidden + share.unsqueeze(1)
+
+
+def fused(fourier, dtype, positions, weight, bias, share=None):
+    layer = kernel.place_layer(weight, bias, fourier.frequencies(positions), dtype)
+    return kernel.place(positions, layer, share)
+
+
+CASES = pytest.mark.parametrize(
+    ("sizes", "spacing", "dtype"),
+    [
+        ((2, 2, 70, 2, 32, 352, False), "linear", torch.float32),
+        ((2, 2, 70, 2, 32, 352, True), "linear", HALF),
+        ((3, 3, 150, 2, 16, 24, True), "geometric", torch.float32),
+        ((3, 3, 1, 1, 5, 8, False), "geometric", torch.float32),
+        ((1, 1, 65, 3, 8, 72, False), "linear", torch.float32),
+        ((1, 3, 33, 3, 5, 136, True), "geometric", HALF),  # positions common to the batch
+        ((1, 2, 200, 1, 40, 16, True), "linear", HALF),
+        ((1, 1, 130, 2, 1, 64, False), "geometric", HALF),
+    ],
+)
+
+
+@CASES
+def test_output_and_gradients(sizes, spacing, dtype):
+    fourier = FourierFeatures(sizes[3], sizes[4], spacing)
+    given = problem(*sizes)
+    exact = [tensor.double().requires_grad_() for tensor in given]
+    expected = plain(fourier, *exact)
+    upstream = torch.randn_like(expected).to(dtype)
+    wanted = torch.autograd.grad(expected, exact, upstream.double())
+    mine = [tensor.clone().requires_grad_() for tensor in given]
+    found = fused(fourier, dtype, *mine)
+    gradients = torch.autograd.grad(found, mine, upstream)
+    assert found.dtype == dtype
+    assert found.shape == expected.shape
+    assert relative(found.detach(), expected.detach()) < BOUND[dtype]
+    for gradient, reference, tensor in zip(gradients, wanted, given, strict=True):
+        assert gradient.dtype == tensor.dtype
+        assert relative(gradient, reference) < BOUND[dtype]
+
+
+@pytest.mark.parametrize("spacing", ["linear", "geometric"])
+def test_waves_are_exact_far_below_rounding(spacing):
+    """Each number of γ by itself, beyond the unit box too, up to the highest frequency."""
+    axes, bands, hidden = 2, 32, 136
+    fourier = FourierFeatures(axes, bands, spacing)
+    positions = (torch.rand(1, 300, axes, device=DEVICE) - 0.5) * 4
+    positions[0, :3] = torch.tensor([[0.0, 1.0], [0.5, 0.25], [1.0, 0.0]])
+    picks = torch.eye(hidden, fourier.size, device=DEVICE)
+    found = fused(fourier, torch.float32, positions, picks, torch.zeros(hidden, device=DEVICE))
+    exact = fourier(positions.double())
+    assert (found[..., : fourier.size] - exact).abs().max() < 2**-14
+    assert found[..., fourier.size :].abs().max() == 0
+
+
+def test_half_precision_loses_what_rounding_the_embedding_loses():
+    """No more than the plain path does, whose product has rounded operands as well."""
+    fourier = FourierFeatures(2, 32, "linear")
+    positions, weight, bias = problem(1, 1, 200, 2, 32, 352, False)
+    exact = plain(fourier, positions.double(), weight.double(), bias.double())
+    found = fused(fourier, HALF, positions, weight, bias)
+    rounded = (each.to(HALF).double() for each in (fourier(positions), weight))
+    today = (next(rounded) @ next(rounded).t() + bias.double()).to(HALF)
+    assert relative(found, exact) < 1.1 * relative(today, exact)
+
+
+def test_gradients_where_positions_are_given():
+    """Positions that are not learned have none; the others are the same to the last bit."""
+    fourier = FourierFeatures(2, 8, "linear")
+    given = problem(2, 2, 40, 2, 8, 24, True)
+    upstream = torch.randn(2, 40, 24, device=DEVICE).to(HALF)
+    results = []
+    for learned in (True, False):
+        positions, *parameters = (tensor.clone().requires_grad_() for tensor in given)
+        positions.requires_grad_(learned)
+        out = fused(fourier, HALF, positions, *parameters)
+        results.append(torch.autograd.grad(out, parameters, upstream))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_it_is_what_the_module_computes():
+    """The weights' order is the module's, condition included."""
+    fourier = FourierFeatures(2, 5, "geometric")
+    point = PointMLP(16, fourier.size, 3, 32, 16).to(DEVICE)
+    positions, condition = torch.rand(2, 9, 2, device=DEVICE), torch.randn(2, 3, device=DEVICE)
+    _, weight, given = point.first.weight.split(point.sizes, dim=1)
+    found = fused(
+        fourier, torch.float32, positions, weight, point.first.bias, condition @ given.t()
+    )
+    plain = fourier(positions) @ weight.t() + point.first.bias + (condition @ given.t())[:, None]
+    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("condition", [False, True])
+def test_no_positions(condition):
+    fourier = FourierFeatures(2, 8, "linear")
+    given = [t.requires_grad_() for t in problem(2, 2, 0, 2, 8, 24, condition)]
+    out = fused(fourier, HALF, *given)
+    assert out.shape == (2, 0, 24)
+    gradients = torch.autograd.grad(out, given, torch.zeros_like(out))
+    assert all(gradient.abs().sum() == 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("learned", [False, True])
+def test_operators(shared, learned):
+    fourier = FourierFeatures(2, 8, "linear")
+    positions, weight, bias, *share = problem(1 if shared else 2, 2, 20, 2, 8, 16, shared)
+    positions.requires_grad_(learned)
+    layer = kernel.place_layer(weight, bias, fourier.frequencies(positions), torch.float32)
+    given = positions, layer.layer.requires_grad_(), layer.packed, layer.table
+    share = share[0].requires_grad_() if share else None
+    torch.library.opcheck(kernel.place_forward, (*given, share))
+    grad = torch.randn(20, 16, device=DEVICE)
+    flat = positions.detach()[0]
+    torch.library.opcheck(kernel.place_backward, (grad, flat, layer.packed, layer.table, learned))
+
+
+def test_compiled_it_is_the_same():
+    frequencies = FourierFeatures(2, 8, "linear").frequencies(torch.zeros(1, device=DEVICE))
+
+    def call(positions, weight, bias, share):
+        layer = kernel.place_layer(weight, bias, frequencies, torch.float32)
+        return kernel.place(positions, layer, share)
+
+    given = [tensor.requires_grad_() for tensor in problem(2, 2, 20, 2, 8, 16, True)]
+    upstream = torch.randn(2, 20, 16, device=DEVICE)
+    results = []
+    for function in (torch.compile(call, backend="aot_eager", fullgraph=True), call):
+        out = function(*given)
+        results.append((out.detach(), *torch.autograd.grad(out, given, upstream)))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
+
+
+def test_sizes_it_is_not_made_for():
+    frequencies = math.pi * torch.arange(1, 9)
+    with pytest.raises(ValueError, match="weight must have a multiple of 8 rows and 17 columns"):
+        kernel.place_layer(torch.zeros(16, 33), torch.zeros(16), frequencies, HALF)
+    with pytest.raises(ValueError, match=r"got \(12, 17\)"):
+        kernel.place_layer(torch.zeros(12, 17), torch.zeros(12), frequencies, HALF)
+    layer = kernel.place_layer(torch.zeros(16, 34), torch.zeros(16), frequencies, HALF)
+    with pytest.raises(ValueError, match=r"share must be \(b, 16\)"):
+        kernel.place(torch.zeros(2, 3, 2), layer, torch.zeros(1, 16))
+    assert not kernel.takes(4, 8, 16)
+    assert not kernel.takes(2, 65, 16)
+    assert kernel.takes(3, 64, 352)
