@@ -14,7 +14,7 @@ from fst.kernels import projection_hopper_backward as backward
 SIDE = hopper.SIDE.value
 LAYOUT = gl.NVMMASharedLayout.get_default_for([SIDE, SIDE], gl.bfloat16)
 TYPES = dict.fromkeys(
-    ("x", "w", "y", "dy", "beside", "dx", "normed"),
+    ("x", "w", "y", "dy", "dx", "normed"),
     f"tensordesc<bf16[{SIDE}, {SIDE}],{LAYOUT!r}>",
 ) | {"tiles": "i32", "slices": "i32", "eps": "fp32"}
 
@@ -29,8 +29,8 @@ def shared_memory(kernel, constants):
 
 
 # Both numbers of pieces; weights that stay in shared memory and weights that pass through it.
-for width, outputs, beside in ((176, 192, True), (200, 256, False)):
+for width, outputs in ((176, 192), (200, 256)):
     constants = hopper.forward_constants(width, outputs)
     print(shared_memory(hopper.normed_linear_gluon_kernel, constants))
-    constants = backward.backward_constants(width, outputs, beside)
+    constants = backward.backward_constants(width, outputs)
     print(shared_memory(backward.normed_linear_backward_gluon_kernel, constants))

@@ -83,61 +83,11 @@ def normed_linear(tokens, *parameters_and_eps):
     return projection.normed_linear(tokens, *projection.normed_layer(*given, tokens.dtype), eps)
 
 
-def tokens_beside(tokens, *parameters_and_eps):
-    """Outputs and tokens in one tensor: the tokens have two gradients."""
-    *given, eps = parameters_and_eps
-    layer = projection.normed_layer(*given, tokens.dtype)
-    return torch.cat(projection.normed_linear_and_tokens(tokens, *layer, eps), dim=-1)
-
-
-def plain_beside(tokens, *given):
-    return torch.cat((plain_linear(tokens, *given), tokens), dim=-1)
-
-
 @SIZES
 def test_normed_linear(tokens, width, outputs, offset, dtype, bound):
     x = (torch.randn(2, tokens, width) + offset).to(dtype)
     upstream = torch.randn(2, tokens, outputs).to(dtype)
     check(normed_linear, plain_linear, (x, *parameters(width, outputs)), upstream, bound)
-
-
-@SIZES
-def test_normed_linear_and_tokens(tokens, width, outputs, offset, dtype, bound):
-    x = (torch.randn(2, tokens, width) + offset).to(dtype)
-    upstream = torch.randn(2, tokens, outputs + width).to(dtype)
-    check(tokens_beside, plain_beside, (x, *parameters(width, outputs)), upstream, bound)
-
-
-def test_compiled_the_gradient_beside_goes_into_the_kernel():
-    """It comes to the same, and nothing is added behind the kernel."""
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
-    graphs = []
-
-    def keep(module, _):
-        graphs.append(module)
-        return make_boxed_func(module.forward)
-
-    def residual(x, *given):
-        layer = projection.normed_layer(*given, x.dtype)
-        out, same = projection.normed_linear_and_tokens(x * 2, *layer, 1e-5)
-        return same + out.tanh()
-
-    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
-    given = [torch.randn(2, 5, 16), *parameters(16, 16)]
-    given = [tensor.to(DEVICE).requires_grad_() for tensor in given]
-    upstream = torch.randn(2, 5, 16, device=DEVICE)
-    compiled = torch.compile(residual, backend=backend, fullgraph=True)(*given)
-    found = torch.autograd.grad(compiled, given, upstream)
-    expected = given[0] * 2 + plain_linear(given[0] * 2, *given[1:]).tanh()
-    wanted = torch.autograd.grad(expected, given, upstream)
-    torch.testing.assert_close((compiled, *found), (expected, *wanted), rtol=1e-4, atol=1e-5)
-    (node,) = [n for n in graphs[1].graph.nodes if "normed_linear_backward" in str(n.target)]
-    assert node.args[3] is not None
-    shapes = [n.meta["val"].shape for n in graphs[1].graph.nodes if "add.Tensor" in str(n.target)]
-    assert given[0].shape not in shapes
-    assert (10, 16) not in shapes
 
 
 class OnGPU(torch.Tensor):

@@ -5,10 +5,6 @@ Tokens x (t d) enter, y = W LN(x) + b (t n) leaves. LayerNorm is folded into the
 backward they are stored once, with a column of ones, for the product which gives the gradients of
 weight, bias, and LayerNorm's own parameters.
 
-Where tokens also go past the layer, as in x + f(W LN(x) + b), two gradients meet at them, and to
-add them is a pass over memory. `normed_linear_and_tokens` is for such places: it returns (y, x),
-and what comes back to this x is added where the other gradient is made.
-
 On Hopper, in bfloat16, `projection_hopper` replaces the kernels.
 """
 
@@ -83,12 +79,12 @@ def normed_linear_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def normed_linear_backward_kernel(
-    dy, x, w, beside, dx, normed, T, N, NP, eps,
+    dy, x, w, dx, normed, T, N, NP, eps,
     D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     ASM: tl.constexpr, EXTRA: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx with what is beside, and the normalised tokens with ones."""
+    """dx, and the normalised tokens with ones."""
     W: tl.constexpr = D0 + D1
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     c0, c1 = tl.arange(0, D0), D0 + tl.arange(0, D1)
@@ -107,9 +103,6 @@ def normed_linear_backward_kernel(
         d1 = tl.dot(g, weight_tile(w, start, D0, W, BLOCK_N, D1), d1, input_precision="ieee")
         d1 = settled(d1, ASM)
     d0, d1 = through_norm(d0, d1, x, rows, T, mean, scale, D, D0, D1)
-    if beside is not None:
-        d0 += token_tile(beside, rows, T, 0, D, D0).to(tl.float32)
-        d1 += token_tile(beside, rows, T, D0, D, D1).to(tl.float32)
     put_tile(dx, rows, T, 0, d0, D, D0)
     put_tile(dx, rows, T, D0, d1, D, D1)
 
@@ -142,12 +135,12 @@ def _(tokens: Tensor, layer: Tensor, packed: Tensor, eps: float) -> Tensor:
 
 @operator("fst::normed_linear_backward")
 def normed_linear_backward(
-    grad: Tensor, tokens: Tensor, packed: Tensor, beside: Tensor | None, eps: float
+    grad: Tensor, tokens: Tensor, packed: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of the tokens, `beside` included, and the normalised tokens with ones."""
+    """Gradient of the tokens, and the normalised tokens with ones."""
     count, width = tokens.shape
     found, normed = torch.empty_like(tokens), tokens.new_empty(count, width + EXTRA)
-    given = grad, tokens, packed, beside, found, normed, count, grad.shape[1], len(packed), eps
+    given = grad, tokens, packed, found, normed, count, grad.shape[1], len(packed), eps
 
     def launch(tiles: Tiles) -> None:
         normed_linear_backward_kernel[(triton.cdiv(count, tiles["BLOCK_T"]),)](
@@ -157,28 +150,17 @@ def normed_linear_backward(
     def for_hopper() -> None:
         from fst.kernels import projection_hopper_backward as hopper
 
-        hopper.backward(grad, tokens, packed, beside, eps, found, normed)
+        hopper.backward(grad, tokens, packed, eps, found, normed)
 
-    if not _hopper_took(for_hopper, tokens, grad, *(() if beside is None else (beside,))):
+    if not _hopper_took(for_hopper, tokens, grad):
         first_that_fits(TILES, launch)
     return found, normed
 
 
 @normed_linear_backward.register_fake
-def _(
-    grad: Tensor, tokens: Tensor, packed: Tensor, beside: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
+def _(grad: Tensor, tokens: Tensor, packed: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     count, width = tokens.shape
     return torch.empty_like(tokens), tokens.new_empty(count, width + EXTRA)
-
-
-def _gradients(
-    grad: Tensor, tokens: Tensor, packed: Tensor, beside: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Of the tokens and of `first_layer`."""
-    grad = grad.contiguous()
-    found, normed = normed_linear_backward(grad, tokens, packed, beside, eps)
-    return found, transposed_product(grad, normed)[:, : tokens.shape[1] + 1]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -188,27 +170,13 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     tokens, packed = ctx.saved_tensors
-    return *_gradients(grad, tokens, packed, None, ctx.eps), None, None
+    grad = grad.contiguous()
+    found, normed = normed_linear_backward(grad, tokens, packed, ctx.eps)
+    layer = transposed_product(grad, normed)[:, : tokens.shape[1] + 1]
+    return found, layer, None, None
 
 
 normed_linear_forward.register_autograd(_differentiate, setup_context=_remember)
-
-
-class _AndTokens(torch.autograd.Function):
-    """The outputs and the tokens themselves, which an operator may not return."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tokens: Tensor, layer: Tensor, packed: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(tokens, packed)
-        ctx.eps = eps
-        return normed_linear_forward(tokens, layer, packed, eps), tokens.view_as(tokens)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, beside: Tensor) -> tuple[Tensor | None, ...]:
-        tokens, packed = ctx.saved_tensors
-        return *_gradients(grad, tokens, packed, beside.contiguous(), ctx.eps), None, None
 
 
 def normed_layer(
@@ -232,14 +200,3 @@ def normed_linear(
     """W LN(x) + b in the tokens' dtype, with what `normed_layer` returns."""
     out = normed_linear_forward(tokens.flatten(0, 1).contiguous(), layer, packed, eps)
     return out.unflatten(0, tokens.shape[:2])
-
-
-def normed_linear_and_tokens(
-    tokens: Float[Tensor, "b p d"],
-    layer: Float[Tensor, "n d+1"],
-    packed: Float[Tensor, "N W"],
-    eps: float,
-) -> tuple[Float[Tensor, "b p n"], Float[Tensor, "b p d"]]:
-    """W LN(x) + b, and x for whatever else uses it: then the two gradients are added at no cost."""
-    out, same = _AndTokens.apply(tokens.flatten(0, 1).contiguous(), layer, packed, eps)
-    return out.unflatten(0, tokens.shape[:2]), same.unflatten(0, tokens.shape[:2])

@@ -1,9 +1,9 @@
 """The backward kernel of `projection` for Hopper: see `projection_hopper`.
 
-A group's pieces come in the order of their use: those of the tokens, of the outputs' gradient, of
-the gradient that meets the tokens from beside, then those of the next tile. The normalised tokens
-wait in shared memory, where they also leave from, until they make way for the tokens' gradient.
-Weights that do not fit pass through shared memory, once for all groups.
+A group's pieces come in the order of their use: those of the tokens, of the outputs' gradient, then
+those of the next tile. The normalised tokens wait in shared memory, where they also leave from,
+until they make way for the tokens' gradient. Weights that do not fit pass through shared memory,
+once for all groups.
 """
 
 from typing import NamedTuple
@@ -38,18 +38,14 @@ from fst.kernels.projection_hopper import (
 
 
 @gluon.jit
-def _bring(
-    p: gl.constexpr, x, dy, beside, rows, slot, slots, full, C: gl.constexpr, K: gl.constexpr
-):
-    """Piece p of a tile: of the tokens, of the outputs' gradient, of the gradient beside."""
+def _bring(p: gl.constexpr, x, dy, rows, slot, slots, full, C: gl.constexpr, K: gl.constexpr):
+    """Piece p of a tile: of the tokens, then of the outputs' gradient."""
     bar = full.index(slot)
     mbarrier.expect(bar, BYTES)
     if p < C:
         copy_in(x, [rows, p * SIDE], bar, slots.index(slot))
-    elif p < C + K:
-        copy_in(dy, [rows, (p - C) * SIDE], bar, slots.index(slot))
     else:
-        copy_in(beside, [rows, (p - C - K) * SIDE], bar, slots.index(slot))
+        copy_in(dy, [rows, (p - C) * SIDE], bar, slots.index(slot))
 
 
 @gluon.jit
@@ -61,16 +57,16 @@ def _slot(p: gl.constexpr, i, G: gl.constexpr, P: gl.constexpr, RING: gl.constex
 
 @gluon.jit
 def _advance(
-    p: gl.constexpr, i, rounds, x, dy, beside, rows, step, slots, full,
+    p: gl.constexpr, i, rounds, x, dy, rows, step, slots, full,
     C: gl.constexpr, K: gl.constexpr, P: gl.constexpr, RING: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
     """Into the slot that piece p of round i has left comes the piece RING later."""
     slot, _ = _slot(p, i, G, P, RING)
     if p + RING < P:
-        _bring(p + RING, x, dy, beside, rows, slot, slots, full, C, K)
+        _bring(p + RING, x, dy, rows, slot, slots, full, C, K)
     else:
         if i + 1 < rounds:
-            _bring(p + RING - P, x, dy, beside, rows + step * SIDE, slot, slots, full, C, K)
+            _bring(p + RING - P, x, dy, rows + step * SIDE, slot, slots, full, C, K)
 
 
 @gluon.jit
@@ -96,13 +92,13 @@ def _backward_group(
     D: gl.constexpr, C: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, P: gl.constexpr,
     RING: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
-    dy, x, w, beside, dx, normed = given
+    dy, x, w, dx, normed = given
     weights, slots, own, ready, empty, full = held
     step = gl.num_programs(0) * GROUPS
     first = gl.program_id(0) * GROUPS
     rounds = (tiles - first + step - 1) // step  # the same for all groups: they share the weights
     for p in gl.static_range(RING):
-        _bring(p, x, dy, beside, (first + G) * SIDE, G * RING + p, slots, full, C, K)
+        _bring(p, x, dy, (first + G) * SIDE, G * RING + p, slots, full, C, K)
     if G == 0:
         for k in gl.static_range(STAGES):
             _weights(w, weights, ready, k, k, C)
@@ -119,7 +115,7 @@ def _backward_group(
         tma.store_wait(0)
         barrier()  # the tokens have been read, and so have the last results
         for p in gl.static_range(C):
-            _advance(p, i, rounds, x, dy, beside, rows, step, slots, full, C, K, P, RING, G)
+            _advance(p, i, rounds, x, dy, rows, step, slots, full, C, K, P, RING, G)
             own.index(G * C + p).store(values[p])
         fence_async_shared()
         barrier()
@@ -149,9 +145,7 @@ def _backward_group(
                 if k == K:
                     tma.store_wait(0)  # the normalised tokens have left
                 barrier()
-                _advance(
-                    C + k - 1, i, rounds, x, dy, beside, rows, step, slots, full, C, K, P, RING, G
-                )
+                _advance(C + k - 1, i, rounds, x, dy, rows, step, slots, full, C, K, P, RING, G)
                 if STAGES < K:
                     last = i * K + k - 1
                     mbarrier.arrive(empty.index(last % STAGES), count=1)
@@ -172,25 +166,17 @@ def _backward_group(
         for j in gl.static_range(C):
             mine = own.index(G * C + j)
             found = (sums[j] - level - mine.load(SUMS).to(gl.float32) * along) * scale[:, None]
-            if P > C + K:
-                slot, phase = _slot(C + K + j, i, G, P, RING)
-                mbarrier.wait(full.index(slot), phase)
-                found += slots.index(slot).load(SUMS).to(gl.float32)
             mine.store(found.to(mine.dtype))
         fence_async_shared()
         barrier()
         for j in gl.static_range(C):
             copy_out(dx, [rows, j * SIDE], own.index(G * C + j))
-            if P > C + K:
-                _advance(
-                    C + K + j, i, rounds, x, dy, beside, rows, step, slots, full, C, K, P, RING, G
-                )
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["tiles"])
 def normed_linear_backward_gluon_kernel(
-    dy, x, w, beside, dx, normed, tiles, eps,
+    dy, x, w, dx, normed, tiles, eps,
     D: gl.constexpr, C: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, P: gl.constexpr,
     RING: gl.constexpr,
 ):  # fmt: skip
@@ -201,7 +187,7 @@ def normed_linear_backward_gluon_kernel(
     empty = barriers(STAGES, GROUPS)
     full = barriers(GROUPS * RING, 1)
     fence_async_shared()
-    given = (dy, x, w, beside, dx, normed)
+    given = (dy, x, w, dx, normed)
     held = (weights, slots, own, ready, empty, full)
     gl.warp_specialize(
         [
@@ -228,23 +214,21 @@ class Backward(NamedTuple):
 BACKWARD = {3: Backward(6, 3), 4: Backward(4, 3)}
 
 
-def backward_constants(width: int, outputs: int, beside: bool) -> dict[str, int]:
+def backward_constants(width: int, outputs: int) -> dict[str, int]:
     """What the kernel is compiled for; `outputs` are whole pieces."""
     side = SIDE.value
     pieces, rows = sum(tile_widths(width)) // side, outputs // side
     ahead, weights = BACKWARD[pieces]
-    of_a_tile = pieces + rows + (pieces if beside else 0)
+    of_a_tile = pieces + rows
     constants = {"D": width, "C": pieces, "K": rows, "STAGES": min(weights, rows)}
     return constants | {"P": of_a_tile, "RING": min(ahead, of_a_tile)}
 
 
-def backward(
-    dy: Tensor, x: Tensor, w: Tensor, beside: Tensor | None, eps: float, dx: Tensor, normed: Tensor
-) -> None:
-    """Fills dx (t d), which has `beside` in it, and normed (t d + EXTRA)."""
-    constants = backward_constants(x.shape[1], len(w), beside is not None)
+def backward(dy: Tensor, x: Tensor, w: Tensor, eps: float, dx: Tensor, normed: Tensor) -> None:
+    """Fills dx (t d) and normed (t d + EXTRA)."""
+    constants = backward_constants(x.shape[1], len(w))
     tiles = triton.cdiv(len(x), SIDE.value)
-    given = dy, x, w, x if beside is None else beside, dx, normed
+    given = dy, x, w, dx, normed
     count = min(programs(x), triton.cdiv(tiles, GROUPS.value))
     normed_linear_backward_gluon_kernel[(count,)](
         *piecewise(*given), tiles, eps, **constants, num_warps=4
