@@ -12,7 +12,16 @@ from jaxtyping import install_import_hook
 if not torch.cuda.is_available():  # before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-CHECKED = ["nn", "anchors", "length_scales", "layer", "decoder", "evaluation_points", "metrics"]
+CHECKED = [
+    "nn",
+    "attention",
+    "anchors",
+    "length_scales",
+    "layer",
+    "decoder",
+    "evaluation_points",
+    "metrics",
+]
 CHECKED += ["classifiers", "images.patches", "images.read", "images.classifier", "images.vit"]
 
 with install_import_hook([f"fst.{name}" for name in CHECKED], "beartype.beartype"):

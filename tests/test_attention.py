@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from fst.nn import ALIGNMENT, Attention, Memory, OutputWeights, aligned, joined
+from fst.attention import Attention, Memory, OutputWeights, joined
+from fst.nn import ALIGNMENT, aligned
 
 
 @pytest.mark.parametrize("size", [6, 8, 22])

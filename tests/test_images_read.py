@@ -10,10 +10,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fst.attention import Attention
 from fst.images.patches import PatchGrid
 from fst.images.read import DistanceAttention, DistanceBias, DistanceRead, two_parts
 from fst.layer import Read
-from fst.nn import Attention
 from fst.types import Anchors
 
 GRIDS = [(14, 14), (8, 8), (16, 16), (3, 7)]

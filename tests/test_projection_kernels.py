@@ -13,9 +13,9 @@ pytest.importorskip("triton")
 from triton import OutOfResources
 
 from fst import kernels
+from fst.attention import Projection
 from fst.kernels import hopper, output
 from fst.kernels.tiles import first_that_fits
-from fst.nn import Projection
 
 projection = pytest.importorskip("fst.kernels.projection")
 

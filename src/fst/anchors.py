@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from fst.attention import Attention
 from fst.config import FunctionSpaceConfig
 from fst.length_scales import AdaptiveScales, FixedScales, LearnedScales
-from fst.nn import MLP, Attention, FeedForward, zero_linear
+from fst.nn import MLP, FeedForward, zero_linear
 from fst.types import Anchors
 
 GAP_OFFSET = 0.10  # ε_g keeps every gap open

@@ -14,15 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from fst import kernels
+from fst.attention import Attention
 from fst.blending import field_at
-from fst.nn import (
-    Attention,
-    FeedForward,
-    FourierFeatures,
-    PointMLP,
-    ResidualFeedForward,
-    residual_feed,
-)
+from fst.nn import FeedForward, FourierFeatures, PointMLP, ResidualFeedForward, residual_feed
 from fst.prepared import Prepared
 from fst.rbf import blend, rbf_weights
 from fst.types import Anchors, product_dtype

@@ -11,13 +11,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fst.anchors import build_predictor
+from fst.attention import Attention
 from fst.base import PointDraws
 from fst.config import FunctionSpaceConfig
 from fst.decoder import Decoder
 from fst.evaluation_points import FixedPoints, ResampledPoints
 from fst.field import Field
 from fst.layer import AnchorSelfAttention, EvaluateMixWrite, FunctionSpaceLayer, Points, Read, Scene
-from fst.nn import MLP, Attention, FourierFeatures, Linear, ResidualFeedForward
+from fst.nn import MLP, FourierFeatures, Linear, ResidualFeedForward
 from fst.operators import ConditionChannels, Operator
 from fst.types import Observations
 

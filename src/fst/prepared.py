@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -15,9 +16,11 @@ class Prepared:
     """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[nn.Module, ...], Any] = {}
+        self._made: dict[tuple[nn.Module | bool | None, ...], Any] = {}
 
-    def once(self, layers: tuple[nn.Module, ...], make: Callable[[], Any]) -> Any:
-        if layers not in self._made:
-            self._made[layers] = make()
-        return self._made[layers]
+    def once(self, layers: tuple[nn.Module | None, ...], make: Callable[[], Any]) -> Any:
+        # What was made without gradients has none to give.
+        key = (torch.is_grad_enabled(), *layers)
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]

@@ -17,11 +17,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from fst.attention import Attention
 from fst.base import PointDraws
 from fst.baselines.inputs import check_heads, check_sizes, without_padding
 from fst.baselines.outputs import ChunkedOutput
 from fst.model import ConditionEncoder
-from fst.nn import MLP, Attention, FourierFeatures, Spacing
+from fst.nn import MLP, FourierFeatures, Spacing
 from fst.operators import Operator
 from fst.types import Domain, Observations
 

@@ -24,9 +24,9 @@ import torch.nn.functional as F  # noqa: N812 (the name PyTorch users know)
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from fst.attention import Memory, OutputWeights, Projection, attend, joined
 from fst.images.patches import PatchGrid
 from fst.layer import Read
-from fst.nn import Memory, OutputWeights, Projection, attend, joined
 from fst.prepared import Prepared
 from fst.types import Anchors
 
@@ -157,7 +157,7 @@ class DistanceAttention(nn.Module):
         residual: Float[Tensor, "b m d"] | None = None,
     ) -> Float[Tensor, "b m d"]:
         project, output = (prepared or Prepared()).once(
-            (self,), lambda: self._widened(tokens, norm)
+            (norm, self), lambda: self._widened(tokens, norm)
         )
         room = F.pad(memory.query_channels, (self.head_size, self.padding)).unsqueeze(2)  # b m 1 k
         queries = (project(tokens).unflatten(-1, (self.heads, -1)) + room).transpose(1, 2)

@@ -14,11 +14,11 @@ import torch.nn.functional as F  # noqa: N812 (the name PyTorch users know)
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fst.attention import Attention
 from fst.base import PointDraws
 from fst.classifiers import Classifier
 from fst.images.config import CNNViTConfig, ViTConfig
 from fst.images.patches import PatchEncoder, cut
-from fst.nn import Attention
 
 DEVIATION = 0.02  # of the initial weights
 

@@ -100,7 +100,8 @@ def takes_positions(positions: Tensor, bands: int, hidden: int) -> bool:
     """Whether the kernel for the position's share takes these: on a GPU, in float32 or less,
     products in half precision."""
     return (
-        _enabled
+        place is not None
+        and _enabled
         and _on_gpu(positions)
         and positions.element_size() <= 4
         and product_dtype(positions).itemsize == 2

@@ -134,7 +134,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     positions, packed, table = ctx.saved_tensors
     learned = ctx.needs_input_grad[0]
     share = grad.sum(dim=1, dtype=torch.float32) if ctx.shared else None
-    if len(positions) < len(grad):  # positions common to the batch
+    if len(positions) != len(grad):  # positions common to the batch
         grad = grad.sum(dim=0, keepdim=True, dtype=torch.float32).to(grad.dtype)
     grad = grad.flatten(0, 1).contiguous()
     given = grad, positions.flatten(0, 1), packed, table
