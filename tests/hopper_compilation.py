@@ -12,6 +12,7 @@ from fst.kernels import attention_hopper as attention
 from fst.kernels import feed_forward_hopper as forward
 from fst.kernels import feed_forward_hopper_backward as backward
 from fst.kernels.feed_forward_packing import HIDDEN_MULTIPLE, tile_widths
+from fst.kernels.gluon_parts import BOX
 
 
 def described(rows, columns):
@@ -40,7 +41,7 @@ def mlp_constants(width, widths, hidden, place, tile):
 
 
 def attention_types(dtype):
-    box, line = attention.BOX.value, attention.LINE.value
+    box, line = BOX.value, attention.LINE.value
     rows, wide = attention.TILE.value, attention.WIDE.value
     heads = f"tensordesc<{dtype}[1, {rows}, 1, {wide}],{box!r}>"
     lines = f"tensordesc<fp32[1, {rows}],{line!r}>"

@@ -1,13 +1,13 @@
 """Attention's forward for Hopper: that it compiles, which heads it takes, and what replaces it."""
 
-import os
-import subprocess
 import sys
 import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+
+from compiling import printed_by
 
 pytest.importorskip("triton")
 attention = pytest.importorskip("fst.kernels.attention")
@@ -16,18 +16,19 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 MODULE = "fst.kernels.attention_hopper_forward"
 
-# A process of its own: in one where Triton's interpreter is on, nothing can be compiled.
+# Runs in a process of its own.
 COMPILATION = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from fst.kernels import attention_hopper_forward as forward
+from fst.kernels.gluon_parts import BOX
 
 kernel = forward.attention_gluon_kernel
 for size, dtype in ((24, "bf16"), (32, "fp16")):
     shape = f"[1, {forward.TILE.value}, 1, {forward.WIDE.value}]"
     types = dict.fromkeys(("H", "M", "N", "items"), "i32") | {"c": "fp32", "safe": "fp32"}
-    heads = f"tensordesc<{dtype}{shape},{forward.BOX.value!r}>"
+    heads = f"tensordesc<{dtype}{shape},{BOX.value!r}>"
     types |= dict.fromkeys(("queries", "keys", "values"), heads)
     types |= {"result": f"*{dtype}", "logarithms": "*fp32"}
     types |= dict.fromkeys(("SIZE", "REAL"), "constexpr")
@@ -48,12 +49,8 @@ def heads(batch, count, number, size, dtype):
 
 def test_it_compiles(tmp_path):
     pytest.importorskip("triton.experimental.gluon")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-c", COMPILATION]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = [list(map(int, line.split())) for line in run.stdout.splitlines()]
+    printed = printed_by(["-c", COMPILATION], tmp_path)
+    lines = [list(map(int, line.split())) for line in printed.splitlines()]
     assert len(lines) == 2
     for shared, programs in lines:
         # They share a multiprocessor's memory, of which each loses 1 KiB.

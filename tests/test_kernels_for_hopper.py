@@ -1,13 +1,11 @@
 """Which kernels run where: those for Hopper and what replaces them, and the GPU they run on."""
 
-import os
-import subprocess
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
+
+from compiling import SHARED, shared_memory
 
 mlp = pytest.importorskip("fst.kernels.mlp")
 hopper = pytest.importorskip("fst.kernels.hopper")
@@ -22,16 +20,9 @@ class OnGPU(torch.Tensor):
 
 def test_the_kernels_for_hopper_compile(tmp_path):
     pytest.importorskip("triton.experimental.gluon")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    child = Path(__file__).parent / "hopper_compilation.py"
-    run = subprocess.run(
-        [sys.executable, str(child)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = run.stdout.split()
-    assert len(lines) == 7
-    assert max(map(int, lines)) <= 227 * 1024  # shared memory of a multiprocessor
+    needed = shared_memory("hopper_compilation.py", tmp_path)
+    assert len(needed) == 7
+    assert max(needed) <= SHARED
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,5 @@
 """LayerNorm fused with what follows it, against float64: output and every gradient."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,6 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 pytest.importorskip("triton")
 from triton import OutOfResources
 
+from compiling import SHARED, shared_memory
 from fst import kernels
 from fst.attention import Projection
 from fst.kernels import hopper, output
@@ -113,16 +109,9 @@ def test_what_the_kernels_for_hopper_take(monkeypatch):
 
 def test_the_kernels_for_hopper_compile(tmp_path):
     pytest.importorskip("triton.experimental.gluon")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    child = Path(__file__).parent / "projection_compilation.py"
-    run = subprocess.run(
-        [sys.executable, str(child)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = run.stdout.split()
-    assert len(lines) == 4
-    assert max(map(int, lines)) <= 227 * 1024  # shared memory of a multiprocessor
+    needed = shared_memory("projection_compilation.py", tmp_path)
+    assert len(needed) == 4
+    assert max(needed) <= SHARED
 
 
 @SIZES

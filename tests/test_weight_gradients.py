@@ -1,9 +1,5 @@
 """aᵀ b over many tokens: against float64, and how tokens and channels are divided."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import hypothesis
@@ -12,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
+from compiling import SHARED, shared_memory
 from fst.kernels import hopper
 from fst.kernels import weight_gradients as gradients
 from fst.kernels.weight_gradients import (
@@ -49,16 +46,9 @@ def exact(a, b):
 
 def test_the_kernel_for_hopper_compiles(tmp_path):
     pytest.importorskip("triton.experimental.gluon")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    child = Path(__file__).parent / "weight_gradients_compilation.py"
-    run = subprocess.run(
-        [sys.executable, str(child)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = run.stdout.split()
-    assert len(lines) == 3
-    assert max(map(int, lines)) <= 227 * 1024  # shared memory of a multiprocessor
+    needed = shared_memory("weight_gradients_compilation.py", tmp_path)
+    assert len(needed) == 3
+    assert max(needed) <= SHARED
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

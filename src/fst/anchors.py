@@ -37,9 +37,9 @@ class DecoderBlock(nn.Module):
         observed: Float[Tensor, "b n w"],
         mask: Bool[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b j w"]:
-        tokens = tokens + self.self_attention.attend_to_self(tokens, self.self_norm)
+        tokens = self.self_attention.attend_to_self(tokens, self.self_norm, residual=tokens)
         memory = self.cross_attention.remember(observed, mask)
-        tokens = tokens + self.cross_attention(tokens, memory, self.cross_norm)
+        tokens = self.cross_attention(tokens, memory, self.cross_norm, residual=tokens)
         return tokens + self.feed_forward(self.feed_norm(tokens))
 
 

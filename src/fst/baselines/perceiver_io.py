@@ -75,7 +75,7 @@ class SelfBlock(nn.Module):
         self.feed_forward = MLP(width, width, width)
 
     def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
-        tokens = tokens + self.attention.attend_to_self(tokens, self.norm)
+        tokens = self.attention.attend_to_self(tokens, self.norm, residual=tokens)
         return tokens + self.feed_forward(self.feed_norm(tokens))
 
 
@@ -97,7 +97,7 @@ class CrossBlock(nn.Module):
         mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b p d"]:
         memory = self.attention.remember(read, mask, self.memory_norm)
-        tokens = tokens + self.attention(tokens, memory, self.norm)
+        tokens = self.attention(tokens, memory, self.norm, residual=tokens)
         return tokens + self.feed_forward(self.feed_norm(tokens))
 
 

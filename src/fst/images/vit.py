@@ -50,7 +50,7 @@ class Block(nn.Module):
         self.feed_forward = AlignedMLP(width, hidden)
 
     def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
-        tokens = tokens + self.attention.attend_to_self(tokens, self.norm)
+        tokens = self.attention.attend_to_self(tokens, self.norm, residual=tokens)
         return tokens + self.feed_forward(self.feed_norm(tokens))
 
 

@@ -27,11 +27,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fst.kernels.gluon_parts import (
-    BOX,
     advance,
     barriers,
     copy_heads,
     copy_in,
+    described_heads,
     exp2,
     seen_as,
 )
@@ -275,11 +275,7 @@ def attention_backward_gluon_kernel(
 
 
 def _heads(tensor: Tensor) -> TensorDescriptor:
-    """Tiles of rows of one head of a (b h n k) tensor, widened with zeros."""
-    batch, heads, count, size = tensor.shape
-    b, h, n, _ = tensor.stride()
-    box = [1, TILE.value, 1, WIDE.value]
-    return TensorDescriptor(tensor, [batch, count, heads, size], [b, n, h, 1], box, BOX.value)
+    return described_heads(tensor, TILE.value, WIDE.value)
 
 
 def _lines(tensor: Tensor) -> TensorDescriptor:

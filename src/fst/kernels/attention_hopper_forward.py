@@ -36,7 +36,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fst.kernels.gluon_parts import BOX, advance, barrier, barriers, copy_heads, exp2
+from fst.kernels.gluon_parts import (
+    advance,
+    barrier,
+    barriers,
+    copy_heads,
+    described_heads,
+    exp2,
+)
 
 TILE = gl.constexpr(64)  # queries of a group, and keys of a tile
 WIDE = gl.constexpr(32)  # numbers of a head on chip
@@ -353,11 +360,7 @@ def attention_gluon_kernel(
 
 
 def _heads(tensor: Tensor) -> TensorDescriptor:
-    """Tiles of rows of one head of a (b h n k) tensor, widened with zeros."""
-    batch, heads, count, size = tensor.shape
-    b, h, n, _ = tensor.stride()
-    box = [1, TILE.value, 1, WIDE.value]
-    return TensorDescriptor(tensor, [batch, count, heads, size], [b, n, h, 1], box, BOX.value)
+    return described_heads(tensor, TILE.value, WIDE.value)
 
 
 def _processors(tensor: Tensor) -> int:

@@ -199,3 +199,11 @@ def described(tensor: Tensor, rows: int, *widths: int) -> list[TensorDescriptor]
     layouts = [gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16) for shape in shapes]
     pairs = zip(shapes, layouts, strict=True)
     return [TensorDescriptor.from_tensor(tensor, shape, layout) for shape, layout in pairs]
+
+
+def described_heads(tensor: Tensor, rows: int, wide: int) -> TensorDescriptor:
+    """Tiles of rows of one head of a (b h n k) tensor, widened with zeros."""
+    batch, heads, count, size = tensor.shape
+    b, h, n, _ = tensor.stride()
+    box = [1, rows, 1, wide]
+    return TensorDescriptor(tensor, [batch, count, heads, size], [b, n, h, 1], box, BOX.value)
