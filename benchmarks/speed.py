@@ -26,7 +26,10 @@ import sys
 import tempfile
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,25 +143,31 @@ def run(names: list[str], setting: Setting, results: Results, isolate: bool, opt
     def left() -> float | None:
         return None if options.limit is None else options.limit - (time.monotonic() - begun)
 
+    def row_of(section: Section, entry: str) -> Row:
+        remaining = left()
+        if remaining is not None and remaining <= 0:
+            return {"entry": entry, "error": "left out: the time given by --limit is over"}
+        start = time.monotonic()
+        if isolate and section.alone(entry):
+            row = in_a_child(section, entry, options.given, remaining)
+        else:
+            row = measured(section, entry, setting)
+        return {**row, "took_seconds": round(time.monotonic() - start, 1)}
+
     for name in names:
         section, rows = SECTIONS[name], results.rows.setdefault(name, [])
-        for entry in section.entries(setting):
-            if options.only and not any(text in entry for text in options.only):
-                continue
-            remaining = left()
-            if remaining is not None and remaining <= 0:
-                rows.append(
-                    {"entry": entry, "error": "left out: the time given by --limit is over"}
-                )
-                continue
-            start = time.monotonic()
-            if isolate and section.alone(entry):
-                row = in_a_child(section, entry, options.given, remaining)
-            else:
-                row = measured(section, entry, setting)
-            rows.append({**row, "took_seconds": round(time.monotonic() - start, 1)})
-            console.print(f"{name}: {_sentence(section, rows[-1])}", markup=False)
-            results.write()
+        entries = [
+            entry
+            for entry in section.entries(setting)
+            if not options.only or any(text in entry for text in options.only)
+        ]
+        beside = isolate and section.timeless
+        with ThreadPoolExecutor() if beside else nullcontext() as pool:
+            every = map if pool is None else pool.map
+            for row in every(partial(row_of, section), entries):
+                rows.append(row)
+                console.print(f"{name}: {_sentence(section, row)}", markup=False)
+                results.write()
         good = results.good()
         conclusion = section.conclude(good[name], good)
         results.conclusions[name] = {"rows": conclusion.rows, "lines": conclusion.lines}

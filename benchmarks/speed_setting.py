@@ -69,6 +69,8 @@ class Section(ABC):
     columns: ClassVar[tuple[str, ...]]
     forgetful: ClassVar[bool] = False
     """Whether a process of its own also does without what compilers keep on the disk."""
+    timeless: ClassVar[bool] = False
+    """Whether no row is about time: then processes run beside each other."""
 
     @abstractmethod
     def entries(self, setting: Setting) -> list[str]: ...
@@ -183,6 +185,22 @@ def release(device: torch.device) -> None:
 
 def peak_gib(device: torch.device) -> float | None:
     return torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+
+
+def recorded(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """The call as a CUDA graph on a GPU: what follows is the GPU's time, not that of Python."""
+    if device.type != "cuda":
+        return call
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
 
 
 def clock(

@@ -152,7 +152,8 @@ class Agreement(Section):
     """
 
     name = "agreement"
-    columns = ("entry", "steps", "first_loss", "last_loss", "seconds")
+    timeless = True
+    columns = ("entry", "steps", "first_loss", "last_loss")
 
     def entries(self, setting: Setting) -> list[str]:
         return ["fast", "plain", "plain, weights moved by rounding", "fast, another seed"]
@@ -169,13 +170,12 @@ class Agreement(Section):
             training = trainer(
                 "fst", setting, settings, setting.sizes.agreement_samples, "moved" in entry
             )
-            seconds = advance(training, setting.steps)
+            advance(training, setting.steps)
         losses = [loss for loss, _ in training.progression.pending]
         return {
             "precision": settings.precision,
             "compiled": settings.compile,
             "steps": setting.steps,
-            "seconds": seconds,
             "first_loss": losses[0],
             "last_loss": sum(losses[-smoothing(losses) :]) / smoothing(losses),
             "losses": losses,

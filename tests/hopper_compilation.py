@@ -83,6 +83,6 @@ for width, hidden, place in ((176, 704, False), (200, 400, True)):
     print(shared_memory(backward.feed_forward_backward_gluon_kernel, types, constants))
 # With the most queries that are taken.
 for size, dtype in ((24, "bf16"), (32, "fp16")):
-    constants = {"SIZE": size, "STEPS": 1024 // attention.TILE.value}
+    constants = {"SIZE": size, "STEPS": 1024 // attention.TILE.value, "APART": 1, "PARTS": 2}
     kernel = attention.attention_backward_gluon_kernel
     print(shared_memory(kernel, attention_types(dtype), constants))

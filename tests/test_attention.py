@@ -13,14 +13,14 @@ def test_widened_heads_change_nothing(size):
     attention = Attention(2 * size, 2).double()
     tokens = torch.randn(3, 5, 2 * size, dtype=torch.float64, requires_grad=True)
     projections = (attention.query, attention.key, attention.value)
-    plain = attention._project(tokens, None, None, *projections)
-    wide = attention._project_together(tokens, None, None, *projections)
+    plain, _ = attention._project(tokens, None, None, *projections)
+    wide, joint = attention._project_together(tokens, None, None, *projections)
     for narrow, widened in zip(plain, wide, strict=True):
         assert widened.shape[-1] % ALIGNMENT == 0
         torch.testing.assert_close(widened[..., :size], narrow, rtol=0, atol=1e-14)
         assert not widened[..., size:].any()
     expected = attention.attend_to_self(tokens)
-    found = attention._attend(wide[0], Memory(*wide[1:]), None)
+    found = attention._attend(wide[0], Memory(*wide[1:], joint=joint), None)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
     learned = [tokens, *attention.parameters()]
     upstream = torch.randn_like(expected)

@@ -47,6 +47,11 @@ def heads(batch, count, number, size, dtype):
     return torch.randn(batch, count, number, size, device=DEVICE).to(dtype).transpose(1, 2)
 
 
+def remembered(batch, count, number, size, dtype):
+    """Keys and values as a joint projection leaves them."""
+    return torch.randn(batch, count, 2, number, size, device=DEVICE).to(dtype)
+
+
 def test_it_compiles(tmp_path):
     pytest.importorskip("triton.experimental.gluon")
     printed = printed_by(["-c", COMPILATION], tmp_path)
@@ -92,7 +97,7 @@ def broken(*given):
 )
 def test_without_it_another_runs(module, reason, monkeypatch):
     """The same results, a warning, and no second attempt."""
-    inputs = [heads(1, count, 2, 24, HALF) for count in (128, 72, 72)]
+    inputs = remembered(1, 72, 2, 24, HALF), heads(1, 128, 2, 24, HALF)
     monkeypatch.setattr(hopper, "_given_up", {"attention forward"})
     monkeypatch.setattr(hopper, "_on_hopper", lambda _: True)
     monkeypatch.setitem(sys.modules, MODULE, module)
@@ -111,10 +116,11 @@ def test_without_it_another_runs(module, reason, monkeypatch):
 
 def test_it_runs_alone(monkeypatch):
     """Where it takes the heads, no other kernel writes the results."""
-    inputs = [heads(1, count, 2, 24, HALF) for count in (128, 72, 72)]
+    memory, asked = remembered(1, 72, 2, 24, HALF), heads(1, 128, 2, 24, HALF)
 
     def fill(queries, keys, values, scale, out, logarithms, real):
-        assert all(a is b for a, b in zip((queries, keys, values), inputs, strict=True))
+        assert queries is asked
+        assert torch.equal(torch.stack((keys, values)), memory.permute(2, 0, 3, 1, 4))
         assert (scale, real) == (0.2, 24)
         out.fill_(1)
         logarithms.fill_(2)
@@ -122,8 +128,8 @@ def test_it_runs_alone(monkeypatch):
     monkeypatch.setattr(hopper, "_given_up", set())
     monkeypatch.setattr(hopper, "_on_hopper", lambda _: True)
     monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(forward=fill))
-    out, logarithms = attention.attention_forward(*inputs, 0.2, inputs[0].shape[-1])
-    assert torch.equal(out, torch.ones_like(inputs[0]))
+    out, logarithms = attention.attention_forward(memory, asked, 0.2, 24)
+    assert torch.equal(out, torch.ones_like(asked))
     assert torch.equal(logarithms, torch.full((1, 2, 128), 2.0, device=DEVICE))
 
 
@@ -136,14 +142,13 @@ def test_it_is_exact(queries, keys, size, growth):
 
     Without a Hopper GPU the kernel that replaces it must pass.
     """
-    inputs = [heads(2, count, 3, size, HALF) for count in (queries, keys, keys)]
-    inputs[0] = inputs[0].abs() + 2
-    inputs[1] = inputs[1] + growth * torch.linspace(0, 1, keys, device=DEVICE)[:, None].to(HALF)
+    inputs = remembered(2, keys, 3, size, HALF), heads(2, queries, 3, size, HALF).abs() + 2
+    inputs[0][:, :, 0] += growth * torch.linspace(0, 1, keys, device=DEVICE)[:, None, None].to(HALF)
     out, logarithms = attention.attention_forward(*inputs, 0.2, inputs[0].shape[-1])
     assert not hopper._given_up
-    exact = [tensor.double() for tensor in inputs]
-    logits = exact[0] @ exact[1].mT * 0.2
-    wanted = logits.softmax(dim=-1) @ exact[2]
+    exact_keys, exact_values = inputs[0].double().permute(2, 0, 3, 1, 4)
+    logits = inputs[1].double() @ exact_keys.mT * 0.2
+    wanted = logits.softmax(dim=-1) @ exact_values
     assert (out.double() - wanted).norm() < 2.0**-7 * wanted.norm()
     sums = logits.logsumexp(dim=-1) / torch.log(torch.tensor(2.0)).item()
     torch.testing.assert_close(logarithms.double(), sums, rtol=1e-5, atol=1e-2)

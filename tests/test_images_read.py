@@ -85,7 +85,7 @@ def test_any_head_size(width, heads):
     attention = attention_with((3, 7), 0.1, width, heads)
     inputs = inputs_of(attention)
     memory = attention.remember(*inputs[1:])
-    assert memory.keys.shape[-1] % 8 == 0
+    assert memory.patches.keys.shape[-1] % 8 == 0
     expected = attend_in_full(attention, *inputs)
     torch.testing.assert_close(attention(inputs[0], memory), expected, rtol=0, atol=1e-12)
 

@@ -20,6 +20,7 @@ from fst.rbf import blend, rbf_weights
 pytest.importorskip("triton")
 attention = pytest.importorskip("fst.kernels.attention")
 hopper = pytest.importorskip("fst.kernels.hopper")
+anchor_weights = pytest.importorskip("fst.kernels.weights").anchor_weights
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 
@@ -137,18 +138,29 @@ def test_anchor_weights(count, axes, scale):
     upstream = torch.randn(2, count, count, device=DEVICE)
     wanted = torch.autograd.grad(expected, exact, upstream.double())
     mine = [tensor.clone().requires_grad_() for tensor in (positions, scales)]
-    found = kernels.anchor_weights(*mine, torch.float32)
+    found = anchor_weights(*mine, torch.float32)
     gradients = torch.autograd.grad(found, mine, upstream)
     assert relative(found.detach(), expected.detach()) < 1e-6
     for gradient, reference in zip(gradients, wanted, strict=True):
         assert relative(gradient, reference) < 4e-6
-    half = kernels.anchor_weights(positions, scales, HALF)
+    half = anchor_weights(positions, scales, HALF)
     torch.testing.assert_close(half, found.detach().to(HALF), rtol=0, atol=0)
 
 
 def heads(batch, count, number, size, dtype):
-    """Heads as a joint projection leaves them: strided, the last axis dense."""
+    """Heads as a projection leaves them: strided, the last axis dense."""
     return torch.randn(batch, count, number, size, device=DEVICE).to(dtype).transpose(1, 2)
+
+
+def joint(batch, count, parts, number, size, dtype):
+    """Keys and values, or queries and these, as a joint projection leaves them."""
+    return torch.randn(batch, count, parts, number, size, device=DEVICE).to(dtype)
+
+
+def plain_attention(memory, queries=None, scale=1.0):
+    *own, keys, values = memory.permute(2, 0, 3, 1, 4)
+    asked = own[0] if queries is None else queries
+    return F.scaled_dot_product_attention(asked, keys, values, scale=scale)
 
 
 @pytest.mark.parametrize(
@@ -163,29 +175,37 @@ def heads(batch, count, number, size, dtype):
         (1, 1, 16, torch.float32, 2e-6),
     ],
 )
-def test_attention(queries, keys, size, dtype, bound):
+@pytest.mark.parametrize("apart", [True, False])
+def test_attention(queries, keys, size, dtype, bound, apart):
+    """Queries apart, or in one tensor with keys and values."""
     scale = 22**-0.5
-    inputs = [heads(2, count, 3, size, dtype) for count in (queries, keys, keys)]
-    upstream = heads(2, queries, 3, size, dtype)
+    inputs = [joint(2, keys, 2 if apart else 3, 3, size, dtype)]
+    if apart:
+        inputs.append(heads(2, queries, 3, size, dtype))
     exact = [tensor.double().requires_grad_() for tensor in inputs]
-    expected = F.scaled_dot_product_attention(*exact, scale=scale)
+    expected = plain_attention(*exact, scale=scale)
+    upstream = heads(2, expected.shape[2], 3, size, dtype)
     wanted = torch.autograd.grad(expected, exact, upstream.double())
     mine = [tensor.detach().requires_grad_() for tensor in inputs]
-    found = kernels.short_attention(*mine, scale)
+    found = kernels.short_attention(mine[0], mine[1] if apart else None, scale)
     gradients = torch.autograd.grad(found, mine, upstream)
     assert relative(found.detach(), expected.detach()) < bound
-    for gradient, reference in zip(gradients, wanted, strict=True):
-        if keys > 1:  # one key takes all the weight: queries and keys have no gradient
-            assert relative(gradient, reference) < bound
+    # One key takes all the weight: queries and keys have no gradient.
+    chosen = slice(0 if keys > 1 else -1, None)
+    assert relative(gradients[0][:, :, chosen], wanted[0][:, :, chosen]) < bound
+    assert gradients[0].is_contiguous()
+    if apart:
+        assert keys == 1 or relative(gradients[1], wanted[1]) < bound
+        assert gradients[1].transpose(1, 2).is_contiguous()
     assert found.transpose(1, 2).is_contiguous()
 
 
 def test_attention_with_a_channel_of_ones():
     """It leaves as one and, whatever gradient it meets, moves nothing but itself."""
-    queries, keys = (heads(2, count, 3, 16, torch.float32) for count in (40, 70))
-    values = F.pad(heads(2, 70, 3, 13, torch.float32), (0, 3))
+    memory, queries = joint(2, 70, 2, 3, 16, torch.float32), heads(2, 40, 3, 16, torch.float32)
+    memory[:, :, 1, :, 13:] = 0
     upstream = heads(2, 40, 3, 16, torch.float32)
-    inputs = [tensor.detach().requires_grad_() for tensor in (queries, keys, values)]
+    inputs = [tensor.requires_grad_() for tensor in (memory, queries)]
     found = kernels.short_attention(*inputs, 0.3, 13)
     plain = kernels.short_attention(*inputs, 0.3)
     assert torch.equal(found[..., 13], torch.ones_like(found[..., 13]))
@@ -194,17 +214,17 @@ def test_attention_with_a_channel_of_ones():
     gradients = torch.autograd.grad(found, inputs, upstream)
     wanted = torch.autograd.grad(plain[..., :13], inputs, upstream[..., :13])
     for gradient, reference in zip(gradients, wanted, strict=True):
-        real = slice(13) if gradient is gradients[2] else slice(None)
-        torch.testing.assert_close(gradient[..., real], reference[..., real], rtol=1e-5, atol=1e-6)
+        if reference is wanted[0]:  # of values, what lies behind the real channels may be anything
+            gradient[:, :, 1, :, 13:] = reference[:, :, 1, :, 13:] = 0
+        torch.testing.assert_close(gradient, reference, rtol=1e-5, atol=1e-6)
 
 
 def test_attention_at_large_logits():
     """No overflow where a logit is far beyond the range of exp."""
-    inputs = [300 * heads(1, 20, 1, 16, torch.float32) for _ in range(2)]
-    values = heads(1, 20, 1, 16, torch.float32)
-    found = kernels.short_attention(*inputs, values, 1.0)
-    exact = F.scaled_dot_product_attention(*(t.double() for t in (*inputs, values)), scale=1.0)
-    assert relative(found, exact) < 1e-4
+    memory = joint(1, 20, 3, 1, 16, torch.float32)
+    memory[:, :, :2] *= 300
+    found = kernels.short_attention(memory, None, 1.0)
+    assert relative(found, plain_attention(memory.double())) < 1e-4
 
 
 def test_the_heads_that_the_kernel_for_hopper_takes():
@@ -255,7 +275,9 @@ def broken(*given):
 )
 def test_without_the_attention_kernel_for_hopper_others_run(module, reason, monkeypatch):
     """The same gradients, a warning, and no second attempt."""
-    inputs = [heads(1, count, 2, 24, HALF).requires_grad_() for count in (72, 136, 136)]
+    inputs = joint(1, 136, 2, 2, 24, HALF), heads(1, 72, 2, 24, HALF)
+    for tensor in inputs:
+        tensor.requires_grad_()
 
     def gradients():
         return torch.autograd.grad(kernels.short_attention(*inputs, 0.2).square().sum(), inputs)
@@ -287,11 +309,17 @@ def test_the_attention_kernel_for_hopper_runs_alone(monkeypatch):
     monkeypatch.setattr(hopper, "_on_hopper", lambda _: True)
     module = SimpleNamespace(backward=fill)
     monkeypatch.setitem(sys.modules, "fst.kernels.attention_hopper", module)
-    q, k, v = (heads(1, count, 2, 24, HALF) for count in (72, 136, 136))
-    lines = torch.zeros(1, 2, 72, device=DEVICE)
-    found = attention.attention_backward(q, q, k, v, lines, lines, 0.2)
-    for number, (gradient, tensor) in enumerate(zip(found, (q, k, v), strict=True)):
-        assert torch.equal(gradient, torch.full_like(tensor, number))
+    queries, lines = heads(1, 72, 2, 24, HALF), torch.zeros(1, 2, 72, device=DEVICE)
+    memory = joint(1, 136, 2, 2, 24, HALF)
+    found = attention.attention_backward(queries, memory, queries, lines, lines, 0.2)
+    assert torch.equal(found[0][:, :, 0], torch.full_like(memory[:, :, 0], 1))
+    assert torch.equal(found[0][:, :, 1], torch.full_like(memory[:, :, 1], 2))
+    assert torch.equal(found[1], torch.full_like(queries, 0))
+    memory = joint(1, 136, 3, 2, 24, HALF)
+    grad, lines = heads(1, 136, 2, 24, HALF), torch.zeros(1, 2, 136, device=DEVICE)
+    (found,) = attention.attention_backward(grad, memory, None, lines, lines, 0.2)
+    for number in range(3):
+        assert torch.equal(found[:, :, number], torch.full_like(memory[:, :, number], number))
 
 
 def test_the_reference_can_be_asked_for():

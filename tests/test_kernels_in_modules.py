@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fst import kernels
-from fst.attention import Attention, Memory, Projection
+from fst.attention import Attention, Memory, Projection, joint_projection
 from fst.images.patches import PatchGrid
 from fst.images.read import DistanceAttention
 from fst.nn import FourierFeatures, PointMLP, ResidualFeedForward, fusible
@@ -18,6 +18,7 @@ from fst.prepared import Prepared
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +55,60 @@ def test_attention_with_widened_heads(head, added):
     def run():
         prepared, out = Prepared(), tokens
         for _ in range(2):
-            queries, *both = attention._project_together(out, None, prepared, *projections)
+            heads = attention._project_together(out, None, prepared, *projections)
+            memory = Memory(*heads.parts[1:], joint=heads.joint)
             residual = other if added else None
-            out = attention._attend(queries, Memory(*both), prepared, residual)
+            out = attention._attend(heads.parts[0], memory, prepared, residual)
         return out
 
     agree(run, [tokens, *([other] if added else []), *attention.parameters()])
+
+
+@pytest.mark.parametrize("head", [6, 8])
+def test_projections_behind_a_norm(head):
+    """In half precision, several as one, in every step; parameters may be in float32."""
+    attention, norm = Attention(4 * head, 4).to(DEVICE), nn.LayerNorm(4 * head).to(DEVICE)
+    with torch.no_grad():
+        norm.weight.add_(0.2 * torch.randn_like(norm.weight))
+        norm.bias.add_(0.2 * torch.randn_like(norm.bias))
+    tokens = torch.randn(2, 5, 4 * head, device=DEVICE, dtype=HALF, requires_grad=True)
+    projections = attention.query, attention.key, attention.value
+    learned = [tokens, *norm.parameters(), *(p for each in projections for p in each.parameters())]
+
+    def run():
+        prepared, joint = Prepared(), []
+        with torch.autocast(DEVICE, HALF):
+            for number in (3, 3, 1):
+                given = tokens, norm, prepared, *projections[:number]
+                joint.append(attention._project_together(*given).joint.flatten())
+        return torch.cat(joint).float()
+
+    upstream = torch.linspace(-1, 1, run().numel(), device=DEVICE)
+    found = torch.autograd.grad(run(), learned, upstream)
+    with kernels.reference():
+        wanted = torch.autograd.grad(run(), learned, upstream)
+    for mine, plain in zip(found, wanted, strict=True):
+        assert mine.dtype == plain.dtype
+        assert (mine - plain).norm() < 2.0**-6 * plain.norm()
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_attention_to_a_memory_that_serves_every_step(separate):
+    """Its gradients of all steps are added up; keys and values may come as they are."""
+    attention = Attention(12, 2).to(DEVICE)
+    tokens = torch.randn(2, 5, 12, device=DEVICE, requires_grad=True)
+    observed = torch.randn(2, 7, 12, device=DEVICE, requires_grad=True)
+
+    def run():
+        heads = attention._project_together(observed, None, None, attention.key, attention.value)
+        memory = Memory(*heads.parts, joint=None if separate else heads.joint)
+        prepared, out = Prepared(), tokens
+        for _ in range(3):
+            queries = attention._project_together(out, None, prepared, attention.query).parts[0]
+            out = attention._attend(queries, memory, prepared, out)
+        return out
+
+    agree(run, [tokens, observed, *attention.parameters()])
 
 
 @pytest.mark.parametrize("added", [False, True])
@@ -121,13 +170,11 @@ def test_an_embedding_of_ones_own_goes_the_plain_way():
 
 
 def test_other_norms_and_activations_go_the_plain_way():
-    tokens, weight, bias = torch.randn(1, 3, 8), torch.randn(16, 8), torch.randn(16)
-    norm = nn.RMSNorm(8)
+    tokens, layer, norm = torch.randn(1, 3, 8), nn.Linear(8, 16), nn.RMSNorm(8)
     for dtype in (torch.float32, torch.bfloat16):
-        given = [each.to(dtype) for each in (tokens, weight, bias)]
-        of = inspect.unwrap(Projection.of.__func__)  # without its check of types
-        projection = of(Projection, given[0], norm.to(dtype), *given[1:])
-        assert projection.fused is None
+        given = tokens.to(dtype), norm.to(dtype), [layer.to(dtype)]
+        projection = joint_projection(*given, 2, 8)
+        assert type(projection) is Projection
         assert projection(given[0]).shape == (1, 3, 16)
     half = ResidualFeedForward(8).half()
     assert fusible(tokens.half(), half.norm, half.feed_forward) is not None

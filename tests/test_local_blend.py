@@ -45,10 +45,10 @@ def lists(inputs, dtype):
     """For each tile the anchors listed for it, and the tiles' size."""
     points, anchors, scales, _ = inputs
     tiles = local.LOCAL_TILES[dtype.itemsize]
-    places = (x.transpose(1, 2).contiguous() for x in (points, anchors, local.FOLD / scales))
+    places, *far = (x.transpose(1, 2).contiguous() for x in (points, anchors, local.FOLD / scales))
     tolerance = local.SHARE * torch.finfo(dtype).eps
-    rows = anchors.shape[1] + tiles["BLOCK_M"]
-    chosen, counts = local.anchor_lists(*places, rows, tolerance, tiles)
+    filled = local.with_far(*far, tiles["BLOCK_M"])
+    chosen, counts = local.anchor_lists(places, *filled, anchors.shape[1], tolerance, tiles)
     found = [row[:count].long() for row, count in zip(chosen[0], counts[0], strict=True)]
     return found, tiles["BLOCK_Q"], tolerance
 

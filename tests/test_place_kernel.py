@@ -152,10 +152,12 @@ def test_operators(shared, learned):
     layer = kernel.place_layer(weight, bias, fourier.frequencies(positions), torch.float32)
     given = positions, layer.layer.requires_grad_(), layer.packed, layer.table
     share = share[0].requires_grad_() if share else None
-    torch.library.opcheck(kernel.place_forward, (*given, share))
+    torch.library.opcheck(kernel.place_forward.definition, (*given, share))
     grad = torch.randn(20, 16, device=DEVICE)
     flat = positions.detach()[0]
-    torch.library.opcheck(kernel.place_backward, (grad, flat, layer.packed, layer.table, learned))
+    torch.library.opcheck(
+        kernel.place_backward.definition, (grad, flat, layer.packed, layer.table, learned)
+    )
 
 
 def test_compiled_it_is_the_same():

@@ -9,7 +9,7 @@ from triton import OutOfResources
 
 from compiling import SHARED, shared_memory
 from fst import kernels
-from fst.attention import Projection
+from fst.attention import joint_projection
 from fst.kernels import hopper, output
 from fst.kernels.tiles import first_that_fits
 
@@ -75,8 +75,9 @@ def check(fused, plain, given, upstream, bound):
 
 
 def normed_linear(tokens, *parameters_and_eps):
-    *given, eps = parameters_and_eps
-    return projection.normed_linear(tokens, *projection.normed_layer(*given, tokens.dtype), eps)
+    gamma, beta, weight, bias, eps = parameters_and_eps
+    layers = gamma, beta, [weight], [bias], tokens.dtype, 1, len(weight)
+    return projection.normed_linear(tokens, *projection.normed_layer(*layers), eps)
 
 
 @SIZES
@@ -144,15 +145,15 @@ def test_projections_use_the_kernel(monkeypatch):
     seen, real = [], projection.normed_linear
     monkeypatch.setattr(projection, "normed_linear", lambda *x: seen.append(1) or real(*x))
     norm = torch.nn.LayerNorm(16).to(DEVICE, HALF)
-    tokens, weight, bias = (
-        torch.randn(shape, device=DEVICE, dtype=HALF) for shape in ((2, 5, 16), (24, 16), (24,))
-    )
-    found = Projection.of(tokens, norm, weight, bias)(tokens)
+    tokens = torch.randn(2, 5, 16, device=DEVICE, dtype=HALF)
+    layers = [torch.nn.Linear(16, 12).to(DEVICE, HALF) for _ in range(2)]
+    found = joint_projection(tokens, norm, layers, 2, 8)(tokens)
     assert len(seen) == 1
     with kernels.reference():
-        plain = Projection.of(tokens, norm, weight, bias)(tokens)
+        plain = joint_projection(tokens, norm, layers, 2, 8)(tokens)
+    assert found.shape == plain.shape == (2, 5, 32)
     assert relative(found, plain.double()) < 2.0**-7
-    Projection.of(tokens, None, weight, bias)(tokens)
+    joint_projection(tokens, None, layers, 2, 8)(tokens)
     without = torch.nn.LayerNorm(16, bias=False).to(DEVICE, HALF)
-    Projection.of(tokens, without, weight, bias)(tokens)
+    joint_projection(tokens, without, layers, 2, 8)(tokens)
     assert len(seen) == 1

@@ -1,5 +1,6 @@
 """Attention: several heads, with what comes before and behind in as few products as possible."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,35 +15,70 @@ from fst.prepared import Prepared
 
 
 class Projection(NamedTuple):
-    """W LN(x) + b, or W x + b without a norm; `fused` is what a kernel makes of the parameters."""
+    """W LN(x) + b, or W x + b without a norm: a product, whose weight and bias these are."""
 
-    norm: nn.LayerNorm | None
+    norm: nn.Module | None
     weight: Float[Tensor, "n d"]
     bias: Float[Tensor, " n"]
-    fused: tuple[Tensor, Tensor] | None
 
     @classmethod
     def of(
-        cls,
-        tokens: Float[Tensor, "b p d"],
-        norm: nn.LayerNorm | None,
-        weight: Float[Tensor, "n d"],
-        bias: Float[Tensor, " n"],
+        cls, norm: nn.Module | None, projections: Sequence[nn.Linear], heads: int, size: int
     ) -> "Projection":
-        """For tokens like these."""
-        if not isinstance(norm, nn.LayerNorm) or norm.bias is None or tokens.element_size() != 2:
-            return cls(norm, weight, bias, None)
-        if kernels.projection is None or not kernels.takes_tokens(tokens, len(weight)):
-            return cls(norm, weight, bias, None)
-        parameters = norm.weight, norm.bias, weight, bias
-        return cls(norm, weight, bias, kernels.projection.normed_layer(*parameters, tokens.dtype))
+        """Several projections as one, with heads of this size."""
+        weight = torch.stack([project.weight for project in projections])  # t d d
+        bias = torch.stack([project.bias for project in projections])  # t d
+        weight, bias = weight.unflatten(1, (heads, -1)), bias.unflatten(1, (heads, -1))
+        padding = size - bias.shape[-1]
+        weight, bias = F.pad(weight, (0, 0, 0, padding)), F.pad(bias, (0, padding))
+        return cls(norm, weight.flatten(0, -2), bias.flatten())
 
     def __call__(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p n"]:
-        if self.norm is None:
-            return F.linear(tokens, self.weight, self.bias)
-        if self.fused is None or kernels.projection is None:
-            return F.linear(self.norm(tokens), self.weight, self.bias)
-        return kernels.projection.normed_linear(tokens, *self.fused, self.norm.eps)
+        tokens = tokens if self.norm is None else self.norm(tokens)
+        return F.linear(tokens, self.weight, self.bias)
+
+
+class FusedProjection(NamedTuple):
+    """W LN(x) + b in one kernel, which has made this of the parameters."""
+
+    layer: Float[Tensor, "n e"]
+    packed: Float[Tensor, "N W"]
+    eps: float
+
+    def __call__(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p n"]:
+        assert kernels.projection is not None
+        return kernels.projection.normed_linear(tokens, *self)
+
+
+def joint_projection(
+    tokens: Float[Tensor, "b p d"],
+    norm: nn.Module | None,
+    projections: Sequence[nn.Linear],
+    heads: int,
+    size: int,
+) -> Projection | FusedProjection:
+    """Several projections of tokens like these as one, their heads widened to this size."""
+    if not isinstance(norm, nn.LayerNorm) or norm.bias is None or tokens.element_size() != 2:
+        return Projection.of(norm, projections, heads, size)
+    rows = len(projections) * heads * size
+    if kernels.projection is None or not kernels.takes_tokens(tokens, rows):
+        return Projection.of(norm, projections, heads, size)
+    weights, biases = zip(*((each.weight, each.bias) for each in projections), strict=True)
+    layers = norm.weight, norm.bias, weights, biases
+    layer, packed = kernels.projection.normed_layer(*layers, tokens.dtype, heads, size)
+    return FusedProjection(layer, packed, norm.eps)
+
+
+class Heads(NamedTuple):
+    """What projections make of the same tokens."""
+
+    parts: tuple[Float[Tensor, "b h n k"], ...]
+    joint: Float[Tensor, "b n t h k"] | None = None
+    """The tensor that all parts lie in, if there is one."""
+
+
+def parts_of(joint: Float[Tensor, "b n t h k"]) -> tuple[Float[Tensor, "b h n k"], ...]:
+    return joint.permute(2, 0, 3, 1, 4).unbind(0)
 
 
 class Memory(NamedTuple):
@@ -51,6 +87,17 @@ class Memory(NamedTuple):
     keys: Float[Tensor, "b h n k"]
     values: Float[Tensor, "b h n k"]
     mask: Bool[Tensor, "b 1 1 n"] | None = None
+    joint: Float[Tensor, "b n t h k"] | None = None
+    """The tensor that both lie in, if there is one; the first of three parts are the queries."""
+
+    def together(self) -> "Memory":
+        """The same in one tensor, if our own attention is the one for these."""
+        ours = kernels.short_attention is not None and kernels.takes_heads(self.keys)
+        if self.joint is not None or not ours:
+            return self
+        joint = torch.stack((self.keys.transpose(1, 2), self.values.transpose(1, 2)), dim=2)
+        keys, values = parts_of(joint)
+        return Memory(keys, values, self.mask, joint)
 
 
 # Of PyTorch's own on an H200, cuDNN's attention is the fastest for short heads.
@@ -72,7 +119,9 @@ def attend(
     """
     ours = kernels.short_attention
     if ours is not None and memory.mask is None and kernels.takes_heads(queries):
-        mixed = ours(queries, memory.keys, memory.values, scale, real)
+        joint = memory.together().joint
+        assert joint is not None
+        mixed = ours(joint, None if joint.shape[2] == 3 else queries, scale, real)
         return mixed, real < queries.shape[-1]
     with sdpa_kernel(PREFERRED, set_priority=True):
         mixed = F.scaled_dot_product_attention(
@@ -112,10 +161,10 @@ def joined(
     tokens = mixed.transpose(1, 2).flatten(-2)  # b p hk
     if residual is None:
         return F.linear(tokens, weights.weight, bias)
-    if not one or residual.dtype != tokens.dtype:
+    ours = kernels.residual_product
+    if ours is None or not one or residual.dtype != tokens.dtype:
         return residual + F.linear(tokens, weights.weight, bias)
-    product = torch.addmm(residual.flatten(0, 1), tokens.flatten(0, 1), weights.with_bias.t())
-    return product.view(residual.shape)
+    return ours(residual, tokens, weights.with_bias)
 
 
 class Attention(nn.Module):
@@ -144,13 +193,13 @@ class Attention(nn.Module):
         norm: nn.LayerNorm | None,
         prepared: Prepared | None,
         *projections: nn.Linear,
-    ) -> tuple[Float[Tensor, "b h n k"], ...]:
+    ) -> Heads:
         """Tokens, normalised, through several projections, split into heads."""
         if tokens.is_cuda:
             return self._project_together(tokens, norm, prepared, *projections)
         # On a CPU, joining the weights costs more than it saves.
         tokens = tokens if norm is None else norm(tokens)
-        return tuple(self._split(project(tokens)) for project in projections)
+        return Heads(tuple(self._split(project(tokens)) for project in projections))
 
     def _project_together(
         self,
@@ -158,24 +207,15 @@ class Attention(nn.Module):
         norm: nn.LayerNorm | None,
         prepared: Prepared | None,
         *projections: nn.Linear,
-    ) -> tuple[Float[Tensor, "b h n w"], ...]:
+    ) -> Heads:
         """The same in one product, with widened heads."""
+        size = self.head_size + -self.head_size % ALIGNMENT
         joint = (prepared or Prepared()).once(
-            (norm, *projections), lambda: self._join(tokens, norm, *projections)
+            (norm, *projections),
+            lambda: joint_projection(tokens, norm, projections, self.heads, size),
         )
         split = joint(tokens).unflatten(-1, (len(projections), self.heads, -1))
-        return split.permute(2, 0, 3, 1, 4).unbind(0)
-
-    def _join(
-        self, tokens: Float[Tensor, "b n d"], norm: nn.LayerNorm | None, *projections: nn.Linear
-    ) -> Projection:
-        """Several projections as one, with widened heads."""
-        padding, size = -self.head_size % ALIGNMENT, self.head_size
-        weight = torch.stack([project.weight for project in projections])  # t d d
-        weight = F.pad(weight.unflatten(1, (-1, size)), (0, 0, 0, padding))
-        bias = torch.stack([project.bias for project in projections])  # t d
-        bias = F.pad(bias.unflatten(1, (-1, size)), (0, padding))
-        return Projection.of(tokens, norm, weight.flatten(0, -2), bias.flatten())
+        return Heads(parts_of(split), split)
 
     def _split(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b h n k"]:
         return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -188,8 +228,8 @@ class Attention(nn.Module):
         prepared: Prepared | None = None,
     ) -> Memory:
         """Keys and values of tokens, to be attended to any number of times."""
-        keys, values = self._project(tokens, norm, prepared, self.key, self.value)
-        return Memory(keys, values, None if mask is None else mask[:, None, None, :])
+        (keys, values), joint = self._project(tokens, norm, prepared, self.key, self.value)
+        return Memory(keys, values, None if mask is None else mask[:, None, None, :], joint)
 
     def forward(
         self,
@@ -200,7 +240,7 @@ class Attention(nn.Module):
         residual: Float[Tensor, "b p d"] | None = None,
     ) -> Float[Tensor, "b p d"]:
         """With a residual, that is added."""
-        (queries,) = self._project(tokens, norm, prepared, self.query)
+        (queries,), _ = self._project(tokens, norm, prepared, self.query)
         return self._attend(queries, memory, prepared, residual)
 
     def attend_to_self(
@@ -212,8 +252,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "b p d"]:
         """The same as `forward(tokens, remember(tokens))`; on a GPU in fewer products."""
         all_three = self.query, self.key, self.value
-        queries, keys, values = self._project(tokens, norm, prepared, *all_three)
-        return self._attend(queries, Memory(keys, values), prepared, residual)
+        (queries, keys, values), joint = self._project(tokens, norm, prepared, *all_three)
+        return self._attend(queries, Memory(keys, values, joint=joint), prepared, residual)
 
     def _attend(
         self,

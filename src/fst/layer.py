@@ -7,6 +7,8 @@ sampled evaluation point that is an anchor takes the feature which the write-bac
 anchor anyway: same equation, same numbers.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +21,7 @@ from fst.blending import field_at
 from fst.nn import FeedForward, FourierFeatures, PointMLP, ResidualFeedForward, residual_feed
 from fst.prepared import Prepared
 from fst.rbf import blend, rbf_weights
+from fst.rows import rows_and_tokens
 from fst.types import Anchors, product_dtype
 
 
@@ -29,7 +32,8 @@ class Scene(NamedTuple):
     observed: Any
     """What the read attention keeps of the observations."""
     condition: Float[Tensor, "b c"] | None
-    weights: Float[Tensor, "b m m"] | None
+    blend: Callable[[Tensor], Tensor] | None
+    """The features of the anchors, blended at the anchors themselves: W^A z."""
     places: Float[Tensor, "b m k"] | None
     prepared: Prepared
 
@@ -82,33 +86,35 @@ class EvaluateMixWrite(nn.Module):
 
     def remember(
         self, anchors: Anchors, condition: Float[Tensor, "b c"] | None, prepared: Prepared
-    ) -> tuple[Tensor, Tensor]:
-        """The anchor-to-anchor weights W^A, and the position's share of F at the anchors.
+    ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        """The blend with the anchor-to-anchor weights W^A, and the position's share of F there.
 
-        Stored even where the fused blend could make them anew: they serve every step, and reading
-        them costs less than computing them again in each.
+        The weights are stored even where the fused blend could make them anew: they serve every
+        step, and reading them costs less than computing them again in each.
         """
         positions, scales = anchors.positions, anchors.refinement_length_scales
         dtype = product_dtype(positions)
-        if kernels.anchor_weights is not None and kernels.takes_anchors(positions):
-            weights = kernels.anchor_weights(positions, scales, dtype)
+        at_anchors: Callable[[Tensor], Tensor]
+        if kernels.AnchorBlend is not None and kernels.takes_anchors(positions):
+            at_anchors = kernels.AnchorBlend(positions, scales, dtype)
         else:
-            weights = rbf_weights(positions, positions, scales).to(dtype)
-        return weights, self.evaluate.place(self.fourier, positions, condition, prepared)
+            at_anchors = partial(blend, rbf_weights(positions, positions, scales).to(dtype))
+        return at_anchors, self.evaluate.place(self.fourier, positions, condition, prepared)
 
     def forward(
         self, features: Float[Tensor, "b m d"], scene: Scene, points: Points
     ) -> Float[Tensor, "b m d"]:
         positions, scales = scene.anchors.positions, scene.anchors.refinement_length_scales
-        assert scene.weights is not None
+        assert scene.blend is not None
         ready = scene.prepared
-        at_anchors = self.evaluate(blend(scene.weights, features), scene.places, ready)  # b m d
+        at_anchors = self.evaluate(scene.blend(features), scene.places, ready)  # b m d
 
         uniform = points.uniform.unsqueeze(0)  # 1 u s
         place = self.evaluate.place(self.fourier, uniform, scene.condition, ready)
         blended = field_at(uniform, positions, scales, features)
         elsewhere = self.evaluate(blended, place, ready)  # b u d
-        evaluated = torch.cat((at_anchors[:, points.anchor_indices], elsewhere), dim=1)  # b e d
+        chosen, at_anchors = rows_and_tokens(at_anchors, points.anchor_indices)
+        evaluated = torch.cat((chosen, elsewhere), dim=1)  # b e d
 
         mixed = self.mix.attend_to_self(evaluated, self.norm_e, ready, residual=evaluated)
         mixed = residual_feed(mixed, self.norm_g, self.mix_feed, ready)
@@ -165,9 +171,9 @@ class FunctionSpaceLayer(nn.Module):
         condition: Float[Tensor, "b c"] | None,
     ) -> Scene:
         prepared = Prepared()
-        weights, places = self.update.remember(anchors, condition, prepared)
+        at_anchors, places = self.update.remember(anchors, condition, prepared)
         observed = self.read.remember(tokens, mask, anchors)
-        return Scene(anchors, observed, condition, weights, places, prepared)
+        return Scene(anchors, observed, condition, at_anchors, places, prepared)
 
     def forward(
         self, features: Float[Tensor, "b m d"], scene: Scene, points: Points

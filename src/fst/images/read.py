@@ -24,7 +24,15 @@ import torch.nn.functional as F  # noqa: N812 (the name PyTorch users know)
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from fst.attention import Memory, OutputWeights, Projection, attend, joined
+from fst.attention import (
+    FusedProjection,
+    Memory,
+    OutputWeights,
+    Projection,
+    attend,
+    joined,
+    joint_projection,
+)
 from fst.images.patches import PatchGrid
 from fst.layer import Read
 from fst.prepared import Prepared
@@ -39,8 +47,7 @@ MOST_PATCHES = 256  # on an axis: beyond, odd numbers are no longer exact in bfl
 class BiasedMemory(NamedTuple):
     """Keys and values of the patches, and the queries' extra channels, which belong to anchors."""
 
-    keys: Float[Tensor, "b h n k"]
-    values: Float[Tensor, "b h n k"]
+    patches: Memory
     query_channels: Float[Tensor, "b m e"]
 
 
@@ -129,24 +136,19 @@ class DistanceAttention(nn.Module):
         """What all refinement steps share: patches and anchors stay where they are."""
         keys, values = self.key(tokens), self.value(tokens)
         channels = self.bias.of_keys(keys.dtype).unsqueeze(0)
-        return BiasedMemory(
-            self._widen(keys, channels),
-            self._widen(values, torch.zeros_like(channels)),
-            self.bias.of_queries(positions, keys.dtype),
-        )
+        wide = self._widen(keys, channels), self._widen(values, torch.zeros_like(channels))
+        return BiasedMemory(Memory(*wide).together(), self.bias.of_queries(positions, keys.dtype))
 
     def _widened(
         self, tokens: Float[Tensor, "b m d"], norm: nn.LayerNorm | None
-    ) -> tuple[Projection, OutputWeights]:
+    ) -> tuple[Projection | FusedProjection, OutputWeights]:
         """The anchors' queries with room for their channels, and the output's weights.
 
         The extra channels of the values are zero: the output has zeros for them, not a slice.
         """
-        extra = EXTRA_CHANNELS + self.padding
-        weight = F.pad(self.query.weight.unflatten(0, (self.heads, -1)), (0, 0, 0, extra))
-        bias = F.pad(self.query.bias.unflatten(0, (self.heads, -1)), (0, extra))
-        queries = Projection.of(tokens, norm, weight.flatten(0, 1), bias.flatten())
-        return queries, OutputWeights.of(self.output, self.heads, self.head_size + extra)
+        size = self.head_size + EXTRA_CHANNELS + self.padding
+        queries = joint_projection(tokens, norm, (self.query,), self.heads, size)
+        return queries, OutputWeights.of(self.output, self.heads, size)
 
     def forward(
         self,
@@ -161,8 +163,7 @@ class DistanceAttention(nn.Module):
         )
         room = F.pad(memory.query_channels, (self.head_size, self.padding)).unsqueeze(2)  # b m 1 k
         queries = (project(tokens).unflatten(-1, (self.heads, -1)) + room).transpose(1, 2)
-        keys_and_values = Memory(memory.keys, memory.values)
-        mixed, one = attend(queries, keys_and_values, 1 / self.bias.factor, self.head_size)
+        mixed, one = attend(queries, memory.patches, 1 / self.bias.factor, self.head_size)
         return joined(mixed, one, output, self.output.bias, residual)  # b m d
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from fst.kernels.feed_forward_packing import EXTRA, product_dtype, takes_sizes
 
 fused_blend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
-short_attention: Callable[[Tensor, Tensor, Tensor, float, int], Tensor] | None = None
-anchor_weights: Callable[[Tensor, Tensor, torch.dtype], Tensor] | None = None
+short_attention: Callable[[Tensor, Tensor | None, float, int], Tensor] | None = None
+AnchorBlend: Callable[[Tensor, Tensor, torch.dtype], Callable[[Tensor], Tensor]] | None = None
+residual_product: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 # Modules, because layers are prepared in one call and used in others.
 mlp: Any
 output: Any
@@ -25,19 +26,20 @@ projection: Any
 if find_spec("triton") is None:
     mlp = output = place = projection = None
 else:
-    from fst.kernels import attention, blend, mlp, output, place, projection, weights
+    from fst.kernels import anchor_blend, attention, blend, mlp, output, place, projection, residual
 
     fused_blend, short_attention = blend.fused_blend, attention.short_attention
-    anchor_weights = weights.anchor_weights
+    AnchorBlend, residual_product = anchor_blend.AnchorBlend, residual.residual_product
 
 __all__ = [
-    "anchor_weights",
+    "AnchorBlend",
     "fused_blend",
     "mlp",
     "output",
     "place",
     "projection",
     "reference",
+    "residual_product",
     "short_attention",
     "takes_anchors",
     "takes_heads",

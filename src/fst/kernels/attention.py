@@ -1,8 +1,11 @@
 """Attention for many short heads, as Triton kernels: 24 numbers a head are 32 on chip, not 64.
 
-Queries (b h p k), keys and values (b h n k) enter in any layout whose last axis is dense; the
-mixture leaves as (b h p k), stored (b p h k) so that joining the heads copies nothing, together
-with the logarithm of each query's normaliser for the backward pass. With c = scale · log₂ e,
+Keys and values enter in one tensor (b n 2 h k), as the projection that makes both leaves them;
+queries as (b h p k) in any layout whose last axis is dense. Where queries come from the same
+tokens, all are one tensor (b n 3 h k), queries first. Gradients leave as what they belong to
+entered, and go on through the projections without a copy. The mixture leaves as (b h p k), stored
+(b p h k) so that joining the heads copies nothing, together with the logarithm of each query's
+normaliser for the backward pass. With c = scale · log₂ e,
 
     P_ij = exp2(c q_i·k_j - log_i),   out_i = Σ_j P_ij v_j,
 
@@ -40,10 +43,13 @@ def _rows(base, stride, index, count, SIZE: tl.constexpr, K: tl.constexpr, EVEN:
 
 
 @triton.jit
-def _put_rows(base, b, h, H, index, count, SIZE: tl.constexpr, K: tl.constexpr, values):
-    """Into a dense (b n h SIZE) tensor."""
+def _put_rows(
+    base, b, h, H, index, count, values,
+    SIZE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Into one of the parts of a dense (b n PARTS h SIZE) tensor."""
     channels = tl.arange(0, K)
-    place = base + ((b * count + index[:, None]) * H + h) * SIZE + channels[None, :]
+    place = base + ((b * count + index[:, None]) * (PARTS * H) + h) * SIZE + channels[None, :]
     mask = (index < count)[:, None] & (channels < SIZE)[None, :]
     tl.store(place, values.to(base.dtype.element_ty), mask=mask)
 
@@ -98,7 +104,7 @@ def attention_kernel(
             SIZE, K, BLOCK_N, False,
         )  # fmt: skip
     mixed = tl.where((tl.arange(0, K) == REAL)[None, :], 1.0, mixed / total[:, None])
-    _put_rows(out, b, h, H, rows, M, SIZE, K, mixed)
+    _put_rows(out, b, h, H, rows, M, mixed, SIZE, K, 1)
     tl.store(logarithms + both.to(tl.int64) * M + rows, highest + tl.log2(total), mask=rows < M)
 
 
@@ -107,7 +113,7 @@ def attention_keys_kernel(
     grad, q, k, v, logarithms, delta, dk, dv,
     g_b, g_h, g_n, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
     H, M, N, c, scale,
-    SIZE: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr,
+    SIZE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN_M: tl.constexpr,
 ):  # fmt: skip
     """A tile of keys against all queries."""
@@ -139,8 +145,8 @@ def attention_keys_kernel(
         change = tl.dot(value, tl.trans(g), input_precision="ieee")
         change = weights * (change * scale - along[None, :])
         sum_k = tl.dot(change.to(query.dtype), query, sum_k, input_precision="ieee")
-    _put_rows(dk, b, h, H, columns, N, SIZE, K, sum_k)
-    _put_rows(dv, b, h, H, columns, N, SIZE, K, sum_v)
+    _put_rows(dk, b, h, H, columns, N, sum_k, SIZE, K, PARTS)
+    _put_rows(dv, b, h, H, columns, N, sum_v, SIZE, K, PARTS)
 
 
 @triton.jit
@@ -166,7 +172,7 @@ def attention_queries_kernel(
     grad, q, k, v, logarithms, delta, dq,
     g_b, g_h, g_n, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
     H, M, N, c, scale,
-    SIZE: tl.constexpr, K: tl.constexpr, UNIT: tl.constexpr,
+    SIZE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EVEN_M: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries against all keys."""
@@ -195,7 +201,7 @@ def attention_queries_kernel(
             query, g, k, v, k_n * UNIT, v_n * UNIT, whole, N, c, scale, logarithm, along, sum_q,
             SIZE, K, BLOCK_N, False,
         )  # fmt: skip
-    _put_rows(dq, b, h, H, rows, M, SIZE, K, sum_q)
+    _put_rows(dq, b, h, H, rows, M, sum_q, SIZE, K, PARTS)
 
 
 def _tiles(queries: int, keys: int, warps: int, stages: int) -> dict[str, int]:
@@ -252,36 +258,49 @@ def _suits_hopper(grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -
     return counted and _copied_by_hopper(grad, queries, keys, values)
 
 
-def _joined(like: Tensor, count: int) -> Tensor:
-    """An empty (b h n k) tensor stored as (b n h k)."""
-    batch, heads, _, size = like.shape
+def _parts(memory: Tensor, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as (b h n k)."""
+    *own, keys, values = memory.permute(2, 0, 3, 1, 4).unbind()
+    return own[0] if queries is None else queries, keys, values
+
+
+def _joined(like: Tensor) -> Tensor:
+    """An empty tensor (b h n k), stored (b n h k)."""
+    batch, heads, count, size = like.shape
     return like.new_empty(batch, count, heads, size).transpose(1, 2)
+
+
+def _like(memory: Tensor, queries: Tensor | None) -> list[Tensor]:
+    """Empty tensors for the gradients of both, or of the one."""
+    found = memory.new_empty(memory.shape)
+    return [found] if queries is None else [found, _joined(queries)]
 
 
 @operator("fst::attention")
 def attention_forward(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, real: int
+    memory: Tensor, queries: Tensor | None, scale: float, real: int
 ) -> tuple[Tensor, Tensor]:
     """The mixture, stored (b p h k), and the logarithm to base 2 of the normaliser (b h p).
 
     Values have `real` channels; if there are more, the first of the others leaves as one.
     """
-    batch, heads, count, size = queries.shape
-    out = _joined(queries, count)
-    logarithms = queries.new_empty(batch, heads, count, dtype=torch.float32)
+    parts = _parts(memory, queries)
+    batch, heads, count, size = parts[0].shape
+    out = _joined(parts[0])
+    logarithms = memory.new_empty(batch, heads, count, dtype=torch.float32)
 
     def on_hopper() -> None:
         from fst.kernels.attention_hopper_forward import forward
 
-        forward(queries, keys, values, scale, out, logarithms, real)
+        forward(*parts, scale, out, logarithms, real)
 
-    suited = _suits_hopper_forward(queries, keys, values)
-    if suited and try_on_hopper("attention forward", queries, on_hopper):
+    suited = _suits_hopper_forward(*parts)
+    if suited and try_on_hopper("attention forward", memory, on_hopper):
         return out, logarithms
-    strides, unit = _strides(queries, keys, values)
+    strides, unit = _strides(*parts)
     attention_kernel[(triton.cdiv(count, FORWARD["BLOCK_M"]), batch * heads)](
-        queries, keys, values, out, logarithms, *strides,
-        heads, count, keys.shape[2], scale * math.log2(math.e),
+        *parts, out, logarithms, *strides,
+        heads, count, memory.shape[1], scale * math.log2(math.e),
         SIZE=size, REAL=real, K=_widened(size), UNIT=unit,
         EVEN_M=count % FORWARD["BLOCK_M"] == 0, **FORWARD,
     )  # fmt: skip
@@ -289,67 +308,55 @@ def attention_forward(
 
 
 @attention_forward.register_fake
-def _(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, real: int
-) -> tuple[Tensor, Tensor]:
-    out = _joined(queries, queries.shape[2])
-    return out, queries.new_empty(queries.shape[:3], dtype=torch.float32)
+def _(memory: Tensor, queries: Tensor | None, scale: float, real: int) -> tuple[Tensor, Tensor]:
+    asked, _, _ = _parts(memory, queries)
+    return _joined(asked), memory.new_empty(asked.shape[:3], dtype=torch.float32)
 
 
 @operator("fst::attention_backward")
 def attention_backward(
-    grad: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    logarithms: Tensor,
-    delta: Tensor,
+    grad: Tensor, memory: Tensor, queries: Tensor | None, logarithms: Tensor, delta: Tensor,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`delta` is scale Σ grad · out, over the channels."""
-    batch, heads, count, size = queries.shape
-    others, wide = keys.shape[2], _widened(size)
-    dq, dk, dv = _joined(queries, count), _joined(keys, others), _joined(values, others)
-    given = (grad, queries, keys, values, logarithms, delta)
+) -> list[Tensor]:  # fmt: skip
+    """The gradients of memory and, if they are apart, of queries, dense and stored as these.
+
+    `delta` is scale Σ grad · out, over the channels.
+    """
+    parts, gradients = _parts(memory, queries), _like(memory, queries)
+    batch, heads, count, size = parts[0].shape
+    keys, wide, joint = memory.shape[1], _widened(size), memory.shape[2]
+    apart = joint if queries is None else 1
+    dq, dk, dv = _parts(gradients[0], None if queries is None else gradients[1])
+    given = (grad, *parts, logarithms, delta)
 
     def on_hopper() -> None:
         from fst.kernels.attention_hopper import backward
 
         backward(*given, scale, dq, dk, dv)
 
-    suited = _suits_hopper(grad, queries, keys, values)
-    if suited and try_on_hopper("attention", queries, on_hopper):
-        return dq, dk, dv
-    strides, unit = _strides(grad, queries, keys, values)
-    numbers = (*strides, heads, count, others, scale * math.log2(math.e), scale)
+    if _suits_hopper(grad, *parts) and try_on_hopper("attention", memory, on_hopper):
+        return gradients
+    strides, unit = _strides(grad, *parts)
+    numbers = (*strides, heads, count, keys, scale * math.log2(math.e), scale)
     tiles = BACKWARD_KEYS
-    attention_keys_kernel[(triton.cdiv(others, tiles["BLOCK_N"]), batch * heads)](
+    attention_keys_kernel[(triton.cdiv(keys, tiles["BLOCK_N"]), batch * heads)](
         *given, dk, dv, *numbers,
-        SIZE=size, K=wide, UNIT=unit, EVEN_M=count % tiles["BLOCK_M"] == 0, **tiles,
+        SIZE=size, K=wide, PARTS=joint, UNIT=unit, EVEN_M=count % tiles["BLOCK_M"] == 0, **tiles,
     )  # fmt: skip
     tiles = BACKWARD_QUERIES
     attention_queries_kernel[(triton.cdiv(count, tiles["BLOCK_M"]), batch * heads)](
         *given, dq, *numbers,
-        SIZE=size, K=wide, UNIT=unit, EVEN_M=count % tiles["BLOCK_M"] == 0, **tiles,
+        SIZE=size, K=wide, PARTS=apart, UNIT=unit, EVEN_M=count % tiles["BLOCK_M"] == 0, **tiles,
     )  # fmt: skip
-    return dq, dk, dv
+    return gradients
 
 
 @attention_backward.register_fake
 def _(
-    grad: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    logarithms: Tensor,
-    delta: Tensor,
+    grad: Tensor, memory: Tensor, queries: Tensor | None, logarithms: Tensor, delta: Tensor,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        _joined(queries, queries.shape[2]),
-        _joined(keys, keys.shape[2]),
-        _joined(values, keys.shape[2]),
-    )
+) -> list[Tensor]:  # fmt: skip
+    return _like(memory, queries)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -358,30 +365,30 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    queries, keys, values, out, logarithms = ctx.saved_tensors
+    memory, queries, out, logarithms = ctx.saved_tensors
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
     # What is no mixture of values moves no weight.
     mixture, moved = out[..., : ctx.real], grad[..., : ctx.real]
     delta = (moved.float() * mixture.float()).sum(dim=-1) * ctx.scale
-    given = grad, queries, keys, values, logarithms, delta
-    return *attention_backward(*given, ctx.scale), None, None
+    found = attention_backward(grad, memory, queries, logarithms, delta, ctx.scale)
+    return found[0], None if queries is None else found[1], None, None
 
 
 attention_forward.register_autograd(_differentiate, setup_context=_remember)
 
 
 def short_attention(
-    queries: Float[Tensor, "b h p k"],
-    keys: Float[Tensor, "b h n k"],
-    values: Float[Tensor, "b h n k"],
+    memory: Float[Tensor, "b n t h k"],
+    queries: Float[Tensor, "b h p k"] | None,
     scale: float,
     real: int | None = None,
 ) -> Float[Tensor, "b h p k"]:
     """Softmax attention. A head size that is a multiple of 8 loads fastest.
 
-    If values have only `real` channels and zeros behind them, the first of these leaves as one: it
-    can carry a bias through the product that follows.
+    Memory holds keys and values; without queries, these come first in it. If values have only
+    `real` channels and zeros behind them, the first of these leaves as one: it can carry a bias
+    through the product that follows.
     """
-    size = queries.shape[-1]
-    return attention_forward(queries, keys, values, scale, size if real is None else real)[0]
+    size = memory.shape[-1]
+    return attention_forward(memory, queries, scale, size if real is None else real)[0]

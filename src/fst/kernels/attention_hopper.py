@@ -14,7 +14,6 @@ without it.
 
 import math
 
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -31,10 +30,13 @@ from fst.kernels.gluon_parts import (
     barriers,
     copy_heads,
     copy_in,
+    describe,
     described_heads,
     exp2,
     seen_as,
 )
+from fst.kernels.launching import launch_kernel
+from fst.kernels.tiles import tiles_in
 
 TILE = gl.constexpr(64)  # queries, or keys, of a tile
 WIDE = gl.constexpr(32)  # numbers of a head on chip
@@ -78,13 +80,13 @@ def _fragment(base, stride, first, count, SIZE: gl.constexpr):
 
 
 @gluon.jit
-def _put(base, b, h, H, first, count, sums, SIZE: gl.constexpr):
-    """A tile of sums into a dense (b n h SIZE) tensor."""
+def _put(base, b, h, H, first, count, sums, SIZE: gl.constexpr, PARTS: gl.constexpr):
+    """A tile of sums into one of the parts of a dense (b n PARTS h SIZE) tensor."""
     r = first + gl.arange(0, TILE, layout=gl.SliceLayout(1, SUMS))
     c = gl.arange(0, WIDE, layout=gl.SliceLayout(0, SUMS))
     mask = (r < count)[:, None] & (c < SIZE)[None, :]
-    base += (b.to(gl.int64) * count * H + h) * SIZE
-    place = base + r[:, None] * (H * SIZE) + c[None, :]
+    base += (b.to(gl.int64) * count * (PARTS * H) + h) * SIZE
+    place = base + r[:, None] * (PARTS * H * SIZE) + c[None, :]
     gl.store(place, sums.to(base.dtype.element_ty), mask=mask)
 
 
@@ -117,7 +119,7 @@ def _passes(N):
 @gluon.jit
 def _queries_group(
     sources, keys, kept, ring, left, sums, ready, free, known, full, empty, dq,
-    b, h, both, H, M, N, SIZE: gl.constexpr, STEPS: gl.constexpr,
+    b, h, both, H, M, N, SIZE: gl.constexpr, STEPS: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """Fills the ring and sums the gradient of the queries."""
     blocks, passes = _passes(N)
@@ -156,7 +158,7 @@ def _queries_group(
             if p + 1 < passes:
                 own.store(acc)
             else:
-                _put(dq, b, h, H, t * TILE, M, acc, SIZE)
+                _put(dq, b, h, H, t * TILE, M, acc, SIZE, PARTS)
             if i + STAGES < total:
                 mbarrier.wait(free.index(stage), turn)
                 _fetch_queries(sources, ring, ready, stage, b, h, both, fetched * TILE)
@@ -170,16 +172,14 @@ def _queries_group(
 @gluon.jit
 def _keys_group(
     k, v, k_n, v_n, ring, left, ready, free, full, empty, dk, dv,
-    b, h, H, N, c, scale, SIZE: gl.constexpr, STEPS: gl.constexpr, G: gl.constexpr,
+    b, h, H, N, c, scale,
+    SIZE: gl.constexpr, STEPS: gl.constexpr, PARTS: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
     """The gradients of 64 keys and values, over and over."""
     dtype: gl.constexpr = ring[0].dtype
     EACH: gl.constexpr = gl.SliceLayout(0, LOGITS)
     none = gl.zeros((TILE, TILE), gl.float32, LOGITS)
     _, passes = _passes(N)
-    stage = 0
-    turn = 0
-    i = 0
     for p in range(passes):
         first = (p * GROUPS + G) * TILE
         if first < N:
@@ -187,8 +187,10 @@ def _keys_group(
             value = _fragment(v, v_n, first, N, SIZE)
             sum_k = gl.zeros((TILE, WIDE), gl.float32, SUMS)
             sum_v = gl.zeros((TILE, WIDE), gl.float32, SUMS)
-            for _t in range(STEPS):
-                mbarrier.wait(ready.index(stage), turn)
+            for t in range(STEPS):
+                i = p * STEPS + t
+                stage = i % STAGES
+                mbarrier.wait(ready.index(stage), (i // STAGES) & 1)
                 q = ring[0].index(stage)
                 g = ring[1].index(stage)
                 log = seen_as(ring[2].index(stage), gl.float32, [TILE], FLAT)
@@ -216,22 +218,20 @@ def _keys_group(
                     0, deps=[sum_k, sum_v, weights, change]
                 )
                 mbarrier.arrive(free.index(stage), count=1)
-                i += 1
-                stage, turn = advance(stage, turn, STAGES)
-            _put(dk, b, h, H, first, N, sum_k, SIZE)
-            _put(dv, b, h, H, first, N, sum_v, SIZE)
+            _put(dk, b, h, H, first, N, sum_k, SIZE, PARTS)
+            _put(dv, b, h, H, first, N, sum_v, SIZE, PARTS)
         else:  # no keys are left for this group: it only gives the queries back
-            for _t in range(STEPS):
-                mbarrier.wait(ready.index(stage), turn)
-                mbarrier.arrive(free.index(stage), count=1)
-                stage, turn = advance(stage, turn, STAGES)
+            for t in range(STEPS):
+                i = p * STEPS + t
+                mbarrier.wait(ready.index(i % STAGES), (i // STAGES) & 1)
+                mbarrier.arrive(free.index(i % STAGES), count=1)
 
 
 @gluon.jit(do_not_specialize=["k_b", "k_h", "k_n", "v_b", "v_h", "v_n", "H", "M", "N"])
 def attention_backward_gluon_kernel(
     queries, grads, keys, logarithms, deltas, k, v, dq, dk, dv,
     k_b, k_h, k_n, v_b, v_h, v_n, H, M, N, c, scale,
-    SIZE: gl.constexpr, STEPS: gl.constexpr,
+    SIZE: gl.constexpr, STEPS: gl.constexpr, APART: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """Strides are counted in 8 numbers, so that the compiler sees rows of 16 bytes."""
     dtype: gl.constexpr = queries.dtype
@@ -261,13 +261,13 @@ def attention_backward_gluon_kernel(
     gl.warp_specialize(
         [
             (_keys_group, (k, v, k_n, v_n, ring, left, ready, free, full, empty, dk, dv,
-                           b, h, H, N, c, scale, SIZE, STEPS, 0)),
+                           b, h, H, N, c, scale, SIZE, STEPS, PARTS, 0)),
             (_keys_group, (k, v, k_n, v_n, ring, left, ready, free, full, empty, dk, dv,
-                           b, h, H, N, c, scale, SIZE, STEPS, 1)),
+                           b, h, H, N, c, scale, SIZE, STEPS, PARTS, 1)),
             (_keys_group, (k, v, k_n, v_n, ring, left, ready, free, full, empty, dk, dv,
-                           b, h, H, N, c, scale, SIZE, STEPS, 2)),
+                           b, h, H, N, c, scale, SIZE, STEPS, PARTS, 2)),
             (_queries_group, (sources, keys, kept, ring, left, sums, ready, free, known, full,
-                              empty, dq, b, h, both, H, M, N, SIZE, STEPS)),
+                              empty, dq, b, h, both, H, M, N, SIZE, STEPS, APART)),
         ],
         [4, 4, 4],
         [KEYS_REGISTERS, KEYS_REGISTERS, QUERIES_REGISTERS],
@@ -281,22 +281,30 @@ def _heads(tensor: Tensor) -> TensorDescriptor:
 def _lines(tensor: Tensor) -> TensorDescriptor:
     """Tiles of one head's numbers of a (b h p) tensor."""
     flat = tensor.contiguous().flatten(0, 1)
-    return TensorDescriptor.from_tensor(flat, [1, TILE.value], LINE.value)
+    return describe(flat, flat.shape, flat.stride(), (1, TILE.value), LINE.value)
+
+
+def _parts(gradient: Tensor) -> int:
+    """Of how many parts this is one."""
+    _, heads, _, size = gradient.shape
+    return gradient.stride(2) // (heads * size)
 
 
 def backward(
     grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor, logarithms: Tensor, delta: Tensor,
     scale: float, dq: Tensor, dk: Tensor, dv: Tensor,
 ) -> None:  # fmt: skip
-    """Fills dq (b h p k), dk and dv (b h n k), all stored (b n h k).
+    """Fills dq (b h p k), dk and dv (b h n k), parts of dense tensors stored (b n parts h k).
 
     `attention` knows which tensors are taken.
     """
     batch, heads, count, size = queries.shape
     strides = [stride // 8 for tensor in (keys, values) for stride in tensor.stride()[:3]]
-    attention_backward_gluon_kernel[(batch * heads,)](
+    launch_kernel(
+        attention_backward_gluon_kernel, (batch * heads,),
         _heads(queries), _heads(grad), _heads(keys), _lines(logarithms), _lines(delta),
         keys, values, dq, dk, dv, *strides,
         heads, count, keys.shape[2], scale * math.log2(math.e), scale,
-        SIZE=size, STEPS=triton.cdiv(count, TILE.value), num_warps=4,
+        SIZE=size, STEPS=tiles_in(count, TILE.value), APART=_parts(dq), PARTS=_parts(dk),
+        num_warps=4,
     )  # fmt: skip

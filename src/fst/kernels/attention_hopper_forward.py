@@ -24,7 +24,6 @@ module may fail where Gluon has changed: `attention` then does without it.
 import math
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -44,6 +43,9 @@ from fst.kernels.gluon_parts import (
     described_heads,
     exp2,
 )
+from fst.kernels.hopper import processors
+from fst.kernels.launching import launch_kernel
+from fst.kernels.tiles import tiles_in
 
 TILE = gl.constexpr(64)  # queries of a group, and keys of a tile
 WIDE = gl.constexpr(32)  # numbers of a head on chip
@@ -363,10 +365,6 @@ def _heads(tensor: Tensor) -> TensorDescriptor:
     return described_heads(tensor, TILE.value, WIDE.value)
 
 
-def _processors(tensor: Tensor) -> int:
-    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
-
-
 def forward(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor, logarithms: Tensor,
     real: int,
@@ -376,8 +374,9 @@ def forward(
     `attention` knows which tensors are taken.
     """
     batch, heads, count, size = queries.shape
-    items = batch * heads * triton.cdiv(count, GROUPS.value * TILE.value)
-    attention_gluon_kernel[(min(items, PROGRAMS * _processors(queries)),)](
+    items = batch * heads * tiles_in(count, GROUPS.value * TILE.value)
+    launch_kernel(
+        attention_gluon_kernel, (min(items, PROGRAMS * processors(queries.device)),),
         _heads(queries), _heads(keys), _heads(values), out, logarithms,
         heads, count, keys.shape[2], scale * math.log2(math.e), items, SAFE[queries.dtype],
         SIZE=size, REAL=real, num_warps=4, maxnreg=REGISTERS,

@@ -25,7 +25,9 @@ from torch import Tensor
 
 from fst.kernels.backward_blend import blend_anchors_kernel, blend_points_kernel
 from fst.kernels.forward_blend import PART, run_blend, with_ones
+from fst.kernels.launching import launch_kernel
 from fst.kernels.operators import operator
+from fst.kernels.tiles import tiles_in
 
 # c above: folds ½ and the change to base 2 into the reciprocal length scales.
 FOLD = math.sqrt(0.5 * math.log2(math.e))
@@ -100,7 +102,8 @@ def blend_backward(
     stride = 0 if points.shape[0] == 1 else axes * points.shape[2]
     sizes = (queries, points.shape[2], count, stride, FOLD**-2)
     parts = {"D": channels, "P": features.shape[2], "AXES": axes}
-    blend_anchors_kernel[(triton.cdiv(count, tiles["BLOCK_M"]), batch)](
+    launch_kernel(
+        blend_anchors_kernel, (tiles_in(count, tiles["BLOCK_M"]), batch),
         *given, grad_anchors, grad_inverse, grad_features, *sizes,
         **parts, W=min(PART, max(16, triton.next_power_of_2(channels))),
         PRECISION=BACKWARD_PRECISION, **tiles,

@@ -12,10 +12,9 @@ Gluon is young, and its names change: `mlp` does without this module where it ca
 where a kernel cannot be compiled.
 """
 
+from functools import cache, lru_cache
 from typing import NamedTuple
 
-import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -44,6 +43,9 @@ from fst.kernels.gluon_parts import (
     token_tiles,
     weight_tiles,
 )
+from fst.kernels.hopper import processors
+from fst.kernels.launching import launch_kernel
+from fst.kernels.tiles import tiles_in
 
 
 @gluon.jit
@@ -320,6 +322,7 @@ def way_of(place: Tensor | None, count: int) -> int:
     return 2 if whole and place.data_ptr() % 16 == 0 else 1
 
 
+@cache
 def tiles_of(width: int) -> tuple[int, int, int]:
     """Channels of the three tiles, with room for three columns more; the last may be empty."""
     first, second = tile_widths(width)
@@ -328,11 +331,12 @@ def tiles_of(width: int) -> tuple[int, int, int]:
     return first, 64, next(wide for wide in (16, 32, 64) if first + 64 + wide >= width + 3)
 
 
+@lru_cache(1024)
 def plan(count: int, width: int, place: int, processors: int) -> Plan:
     """Three groups share the weights better; two where that leaves fewer processors idle."""
 
     def rounds(groups: int) -> int:
-        return groups * triton.cdiv(triton.cdiv(count, groups * ROWS.value), processors)
+        return groups * tiles_in(tiles_in(count, groups * ROWS.value), processors)
 
     columns = sum(tiles_of(width))
     groups = 3 if columns <= 208 and rounds(3) <= 1.1 * rounds(2) else 2
@@ -346,23 +350,27 @@ def stages(groups: int, columns: int, place: int) -> int:
 
 
 def processors_of(x: Tensor) -> int:
-    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 132
+    return processors(x.device) if x.is_cuda else 132
 
 
 def forward(
     x: Tensor, place: Tensor | None, w1: Tensor, w2: Tensor, b2: Tensor, eps: float, y: Tensor
 ) -> None:
     """Fills y (t d)."""
+    count = x.shape[0]
     widths = tiles_of(x.shape[1])
-    boxes = *widths[:2], widths[2] or 16  # without a third tile nobody looks at its description
-    chosen = plan(len(x), x.shape[1], way_of(place, len(x)), processors_of(x))
-    count, rows = len(w1) // HIDDEN, ROWS.value
+    boxes, absent = (widths, ()) if widths[2] else (widths[:2], (None,))
+    chosen = plan(count, x.shape[1], way_of(place, count), processors_of(x))
+    tiles, rows = w1.shape[0] // HIDDEN, ROWS.value
     spots = x if place is None else place
-    feed_forward_gluon_kernel[(triton.cdiv(len(x), chosen.groups * rows),)](
-        x, *described(x, rows, *boxes), spots, *described(spots, rows, HIDDEN),
-        *described(w1, HIDDEN, *boxes), *described(w2, HIDDEN, *boxes),
-        *described(y, rows, *boxes), b2, len(x), len(spots), eps,
+    # Copied as they are only where they are not normalised first.
+    tokens = (None,) * 3 if place is None else (*described(x, rows, *boxes), *absent)
+    launch_kernel(
+        feed_forward_gluon_kernel, (tiles_in(count, chosen.groups * rows),),
+        x, *tokens, spots, *described(spots, rows, HIDDEN),
+        *described(w1, HIDDEN, *boxes), *absent, *described(w2, HIDDEN, *boxes), *absent,
+        *described(y, rows, *boxes), *absent, b2, count, spots.shape[0], eps,
         D=x.shape[1], D1=widths[1], D2=widths[2], H=spots.shape[1], PLACE=chosen.place,
-        TILES=count, HID=HIDDEN, STAGES=min(chosen.stages, count + 1),
+        TILES=tiles, HID=HIDDEN, STAGES=min(chosen.stages, tiles + 1),
         REGISTERS=REGISTERS[chosen.groups], GROUPS=chosen.groups, num_warps=4,
     )  # fmt: skip

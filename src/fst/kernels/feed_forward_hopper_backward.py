@@ -8,7 +8,6 @@ runs. Channels come in the two tiles of the packed weights.
 
 from typing import NamedTuple
 
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -37,6 +36,8 @@ from fst.kernels.gluon_parts import (
     token_tiles,
     weight_tiles,
 )
+from fst.kernels.launching import launch_kernel
+from fst.kernels.tiles import tiles_in
 
 
 class Tiles(NamedTuple):
@@ -198,7 +199,7 @@ def feed_forward_backward_gluon_kernel(
     grads = (dy0, dy1)
     targets = (hidden, change, dx0, dx1, n0, n1)
     ring = weight_tiles(weights, D1, 0, HID, STAGES)
-    own = token_tiles(tokens, D1, 0, 2)
+    own = token_tiles(grads, D1, 0, 2)
     given = token_tiles(grads, D1, 0, 2)
     staged = (
         gl.allocate_shared_memory(dtype, [2, ROWS, HID], hidden.layout),
@@ -229,16 +230,18 @@ def backward(
     """Fills dx (t d), normed (t d + EXTRA), hidden and change (t h), sums (t / 64 d)."""
     first, second = tile_widths(x.shape[1])
     tiles, rows = BACKWARD[second], ROWS.value
-    count = len(w1) // tiles.hidden
+    count = w1.shape[0] // tiles.hidden
     spots = x if place is None else place
-    feed_forward_backward_gluon_kernel[(triton.cdiv(len(x), 2 * rows),)](
-        x, *described(x, rows, first, second), spots,
+    # Tokens are copied as they are, or normalised, and then copied out.
+    tokens = (None, None) if place is None else described(x, rows, first, second)
+    ones = (None, None) if normed is None else described(normed, rows, first, second)
+    launch_kernel(
+        feed_forward_backward_gluon_kernel, (tiles_in(x.shape[0], 2 * rows),),
+        x, *tokens, spots,
         *described(w1, tiles.hidden, first, second), *described(w2, tiles.hidden, first, second),
         *described(dy, rows, first, second),
         *described(hidden, rows, tiles.hidden), *described(change, rows, tiles.hidden),
-        *described(dx, rows, first, second),
-        *described(x if normed is None else normed, rows, first, second),
-        sums, len(x), len(spots), eps,
+        *described(dx, rows, first, second), *ones, sums, x.shape[0], spots.shape[0], eps,
         D=x.shape[1], D1=second, H=spots.shape[1], PLACE=place is not None,
         TILES=count, HID=tiles.hidden, STAGES=min(tiles.stages, count),
         REGISTERS=REGISTERS, num_warps=4,

@@ -20,6 +20,9 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fst.kernels.launching import launch_kernel
+from fst.kernels.tiles import tiles_in
+
 # Anchors that only fill up a tile lie so far away that they weigh nothing.
 FAR = 1e18
 # Channels that are multiplied at once. One width for all parts: the weights are then made once,
@@ -36,24 +39,23 @@ def part_width(channels: int) -> int:
     return min(PART, max(16, triton.next_power_of_2(channels + 1)))
 
 
-def with_ones(features: Float[Tensor, "b m d"]) -> Float[Tensor, "b m p"]:
+def with_ones(features: Float[Tensor, "b m d"], more: int = 0) -> Float[Tensor, "b r p"]:
     """Features for the kernel: a column of ones, and more of them up to a whole number of parts.
 
-    Not inside an operator, so that a compiler can make it one with what makes the features.
+    `more`: rows of ones for anchors that weigh nothing. Not inside an operator, so that a compiler
+    can make it one with what makes the features.
     """
     channels = features.shape[2]
     width = part_width(channels)
-    return F.pad(features, (0, width * triton.cdiv(channels + 1, width) - channels), value=1.0)
+    missing = width * triton.cdiv(channels + 1, width) - channels
+    return F.pad(features, (0, missing, 0, more), value=1.0)
 
 
 def with_far(
-    anchors: Float[Tensor, "b s m"], inverse: Float[Tensor, "b s m"], rows: int
+    anchors: Float[Tensor, "b s m"], inverse: Float[Tensor, "b s m"], more: int
 ) -> tuple[Float[Tensor, "b s r"], Float[Tensor, "b s r"]]:
-    """Anchors and reciprocal length scales, filled up with anchors that weigh nothing."""
-    missing = rows - anchors.shape[2]
-    if not missing:
-        return anchors, inverse
-    return F.pad(anchors, (0, missing), value=FAR), F.pad(inverse, (0, missing), value=1.0)
+    """Anchors and reciprocal length scales, and `more` anchors that weigh nothing."""
+    return F.pad(anchors, (0, more), value=FAR), F.pad(inverse, (0, more), value=1.0)
 
 
 @triton.jit
@@ -257,22 +259,16 @@ def run_blend(
         if narrow
         else anchors.new_empty(batch, queries)
     )
-    if rows > count:
-        features = F.pad(features, (0, 0, 0, rows - count))
+    if more := rows - count:
+        anchors, inverse = with_far(anchors, inverse, more)
+        features = F.pad(features, (0, 0, 0, more))
     # Without lists, any tensor stands in for them.
     chosen, counts = lists or (anchors, anchors)
-    given = (
-        points,
-        *with_far(anchors, inverse, rows),
-        features,
-        chosen,
-        counts,
-        output,
-        logarithms,
-    )
+    given = (points, anchors, inverse, features, chosen, counts, output, logarithms)
     stride = 0 if points.shape[0] == 1 else axes * queries  # one set may serve the whole batch
     for shifted in (True,) if narrow else (False, True):
-        blend_kernel[(triton.cdiv(queries, tiles["BLOCK_Q"]), batch)](
+        launch_kernel(
+            blend_kernel, (tiles_in(queries, tiles["BLOCK_Q"]), batch),
             *given, queries, rows, stride,
             D=channels, P=features.shape[2], W=part_width(channels), AXES=axes,
             LISTED=lists is not None, SHIFTED=shifted, PRECISION=precision,

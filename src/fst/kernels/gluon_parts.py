@@ -4,6 +4,10 @@ Threads that read shared memory come before a copy that overwrites it only with
 `fence_async_shared`, then a barrier, between the two.
 """
 
+from functools import cache
+from typing import Any
+
+import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -193,17 +197,52 @@ def of_group(tiles, D2: gl.constexpr, G: gl.constexpr):
         return tiles[0].index(G), tiles[1].index(G)
 
 
+# Descriptions without their tensors, by all that they depend on; no more than this at once.
+_known: dict[tuple[Any, ...], dict[str, Any]] = {}
+MOST = 4096
+
+
+def describe(
+    tensor: Tensor,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    layout: gl.NVMMASharedLayout,
+) -> TensorDescriptor:
+    """Boxes of a tensor, of which shape and strides are given, for copies into shared memory.
+
+    Triton checks every description, which takes the host longer than a launch. Here one is checked
+    for all tensors that differ in nothing but where they begin.
+    """
+    key = (shape, strides, box, id(layout), tensor.dtype, tensor.data_ptr() % 16)
+    fields = _known.get(key)
+    if fields is None:
+        checked = TensorDescriptor(tensor, list(shape), list(strides), list(box), layout)
+        if len(_known) >= MOST:
+            _known.clear()
+        # The layout is among them: its `id` stays its own.
+        fields = _known[key] = vars(checked) | {"base": None, "seen": (tensor.dtype, *key[2:4])}
+    found = object.__new__(TensorDescriptor)
+    found.__dict__.update(fields, base=tensor)
+    return found
+
+
+@cache
+def matrix_layout(rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """Of boxes of a matrix in half precision."""
+    kind = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for([rows, width], kind)
+
+
 def described(tensor: Tensor, rows: int, *widths: int) -> list[TensorDescriptor]:
-    """Tiles of a dense matrix in bfloat16, one shape after the other."""
-    shapes = [[rows, width] for width in widths]
-    layouts = [gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16) for shape in shapes]
-    pairs = zip(shapes, layouts, strict=True)
-    return [TensorDescriptor.from_tensor(tensor, shape, layout) for shape, layout in pairs]
+    """Boxes of a matrix in half precision, one width after the other."""
+    given, dtype = (tensor, tensor.shape, tensor.stride()), tensor.dtype
+    return [describe(*given, (rows, width), matrix_layout(rows, width, dtype)) for width in widths]
 
 
 def described_heads(tensor: Tensor, rows: int, wide: int) -> TensorDescriptor:
-    """Tiles of rows of one head of a (b h n k) tensor, widened with zeros."""
+    """Boxes of rows of one head of a (b h n k) tensor, widened with zeros."""
     batch, heads, count, size = tensor.shape
     b, h, n, _ = tensor.stride()
-    box = [1, rows, 1, wide]
-    return TensorDescriptor(tensor, [batch, count, heads, size], [b, n, h, 1], box, BOX.value)
+    shape, strides = (batch, count, heads, size), (b, n, h, 1)
+    return describe(tensor, shape, strides, (1, rows, 1, wide), BOX.value)

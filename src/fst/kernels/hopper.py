@@ -4,8 +4,10 @@ They are written in Gluon, a young language whose names change between versions 
 modules that hold them are imported only by the `launch` that is passed in here.
 """
 
+import functools
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -19,8 +21,20 @@ _FAILURES_OF_THE_GPU = (
 )
 
 
+@functools.cache
+def _answer(question: Callable[[torch.device], Any], device: torch.device) -> Any:
+    """What PyTorch says of a GPU; it is asked with every launch."""
+    return question(device)
+
+
 def _on_hopper(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] == 9
+    return tensor.is_cuda and _answer(torch.cuda.get_device_capability, tensor.device)[0] == 9
+
+
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU."""
+    count: int = _answer(torch.cuda.get_device_properties, device).multi_processor_count
+    return count
 
 
 def try_on_hopper(family: str, tensor: Tensor, launch: Callable[[], None]) -> bool:

@@ -23,28 +23,28 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fst.kernels.blend import FOLD, FORWARD_PRECISION, tile_sizes
-from fst.kernels.forward_blend import run_blend, with_ones
+from fst.kernels.forward_blend import run_blend, with_far, with_ones
 from fst.kernels.operators import operator
 
 # Tiles of the forward kernel by the size of a feature in bytes.
-LOCAL_TILES = {2: tile_sizes(64, 32, 4, 3), 4: tile_sizes(32, 32, 4, 2)}
+LOCAL_TILES = {2: tile_sizes(128, 32, 4, 2), 4: tile_sizes(32, 32, 4, 2)}
 # What is left out weighs at most this part of a feature's rounding.
 SHARE = 1 / 8
 # All anchors are looked at together when a list is made.
 MOST_ANCHORS = 4096
 # Cells of one axis among which points are sorted, as a power of two.
 CELL_BITS = {1: 12, 2: 6, 3: 5}
-# Points count as sorted if a tile spans, on average, at most this part of an axis.
-SORTED_SPAN = 0.25
+# Points count as sorted if so many in a row span, on average, at most this part of an axis.
+IN_A_ROW, SORTED_SPAN = 64, 0.25
 
 
 @triton.jit
-def _span(points, Q, rows, anchors, inverse, M, columns, there, axis: tl.constexpr):
+def _span(points, Q, rows, anchors, inverse, R, columns, there, axis: tl.constexpr):
     """The squared distances along an axis from each anchor to the tile's box, least and most."""
     x = tl.load(points + axis * Q + rows)
     low, high = tl.min(x, 0), tl.max(x, 0)
-    a = tl.load(anchors + axis * M + columns, mask=there, other=0.0)
-    i = tl.load(inverse + axis * M + columns, mask=there, other=0.0)
+    a = tl.load(anchors + axis * R + columns, mask=there, other=0.0)
+    i = tl.load(inverse + axis * R + columns, mask=there, other=0.0)
     least = tl.maximum(tl.maximum(low - a, a - high), 0.0) * i
     most = tl.maximum(a - low, high - a) * i
     return least * least, most * most
@@ -56,43 +56,46 @@ def list_kernel(
     Q, M, R, point_stride, slack,
     AXES: tl.constexpr, SPAN: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """The anchors that matter to a tile of points, and how many there are."""
+    """The anchors that matter to a tile of points, and how many there are.
+
+    M anchors are real; of the R in all, those beyond weigh nothing.
+    """
     batch = tl.program_id(1).to(tl.int64)
     tile = batch * tl.num_programs(0) + tl.program_id(0)
     points += batch * point_stride
-    anchors += batch * M * AXES
-    inverse += batch * M * AXES
+    anchors += batch * R * AXES
+    inverse += batch * R * AXES
     chosen += tile * R
     rows = tl.minimum(tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q), Q - 1)
     columns = tl.arange(0, SPAN)
     there = columns < M
-    least, most = _span(points, Q, rows, anchors, inverse, M, columns, there, 0)
+    least, most = _span(points, Q, rows, anchors, inverse, R, columns, there, 0)
     if AXES > 1:
-        more = _span(points, Q, rows, anchors, inverse, M, columns, there, 1)
+        more = _span(points, Q, rows, anchors, inverse, R, columns, there, 1)
         least, most = least + more[0], most + more[1]
     if AXES > 2:
-        more = _span(points, Q, rows, anchors, inverse, M, columns, there, 2)
+        more = _span(points, Q, rows, anchors, inverse, R, columns, there, 2)
         least, most = least + more[0], most + more[1]
     bound = tl.min(tl.where(there, most, float("inf")), 0) + slack
     keep = (there & (least <= bound)).to(tl.int32)
     tl.store(chosen + tl.cumsum(keep, 0) - 1, columns, mask=keep > 0)
     count = tl.sum(keep, 0)
     tl.store(counts + tile, count)
-    # A list ends with a whole block. Beyond the last anchor lies one that weighs nothing.
+    # A list ends with a whole block.
     rest = count + tl.arange(0, BLOCK_M)
     tl.store(chosen + rest, M, mask=rest < tl.cdiv(count, BLOCK_M) * BLOCK_M)
 
 
 def anchor_lists(
     points: Float[Tensor, "#b s q"],
-    anchors: Float[Tensor, "b s m"],
-    inverse: Float[Tensor, "b s m"],
-    rows: int,
+    anchors: Float[Tensor, "b s r"],
+    inverse: Float[Tensor, "b s r"],
+    count: int,
     tolerance: float,
     tiles: dict[str, int],
 ) -> tuple[Int[Tensor, "b t r"], Int[Tensor, "b t"]]:
-    """For each tile of points the anchors that matter to it, and their number."""
-    (batch, axes, count), queries = anchors.shape, points.shape[2]
+    """For each tile of points those of `count` anchors that matter to it, and their number."""
+    (batch, axes, rows), queries = anchors.shape, points.shape[2]
     number = triton.cdiv(queries, tiles["BLOCK_Q"])
     chosen = anchors.new_empty(batch, number, rows, dtype=torch.int32)
     counts = anchors.new_empty(batch, number, dtype=torch.int32)
@@ -108,21 +111,25 @@ def anchor_lists(
 
 @operator("fst::rbf_local_blend")
 def blend_locally(
-    points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor, channels: int
+    points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor, count: int, channels: int
 ) -> Tensor:
-    """The blend (b q d) of the anchors that matter; the features come from `with_ones`."""
+    """The blend (b q d) of those of `count` anchors that matter; what weighs nothing follows them.
+
+    The features come from `with_ones`.
+    """
     tiles = LOCAL_TILES[features.element_size()]
-    # One more than there are: what fills up a list.
-    rows = triton.cdiv(anchors.shape[2] + 1, tiles["BLOCK_M"]) * tiles["BLOCK_M"]
     tolerance = SHARE * torch.finfo(features.dtype).eps
-    lists = anchor_lists(points, anchors, inverse, rows, tolerance, tiles)
+    lists = anchor_lists(points, anchors, inverse, count, tolerance, tiles)
     return run_blend(
-        points, anchors, inverse, features, channels, rows, tiles, FORWARD_PRECISION, lists
-    )[0]
+        points, anchors, inverse, features, channels, anchors.shape[2], tiles, FORWARD_PRECISION,
+        lists,
+    )[0]  # fmt: skip
 
 
 @blend_locally.register_fake
-def _(points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor, channels: int) -> Tensor:
+def _(
+    points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor, count: int, channels: int
+) -> Tensor:
     return features.new_empty(anchors.shape[0], points.shape[2], channels)
 
 
@@ -133,9 +140,13 @@ def local_blend(
     features: Float[Tensor, "b m d"],
 ) -> Float[Tensor, "b q d"]:
     """The full blend to rounding, in the features' dtype, from the anchors that matter."""
+    count, channels = features.shape[1:]
+    # At least one more, to fill up lists with, and a whole number of blocks.
+    more = 1 + -(count + 1) % LOCAL_TILES[features.element_size()]["BLOCK_M"]
     inverse = FOLD / length_scales.float()
-    places = (x.float().transpose(1, 2).contiguous() for x in (points, anchors, inverse))
-    return blend_locally(*places, with_ones(features), features.shape[2])
+    places = points.float().transpose(1, 2).contiguous()
+    far = with_far(anchors.float().transpose(1, 2), inverse.transpose(1, 2), more)
+    return blend_locally(places, *far, with_ones(features, more), count, channels)
 
 
 def scattered(points: Float[Tensor, "b q s"]) -> bool:
@@ -143,11 +154,11 @@ def scattered(points: Float[Tensor, "b q s"]) -> bool:
 
     This looks at the numbers, so it waits for the GPU.
     """
-    tile = LOCAL_TILES[2]["BLOCK_Q"]
-    if points.shape[1] < 2 * tile:
+    if points.shape[1] < 2 * IN_A_ROW:
         return False
-    tiles = points[:, : points.shape[1] // tile * tile].unflatten(1, (-1, tile))
-    return bool((tiles.amax(dim=2) - tiles.amin(dim=2)).mean() > SORTED_SPAN)
+    whole = points.shape[1] // IN_A_ROW * IN_A_ROW
+    rows = points[:, :whole].unflatten(1, (-1, IN_A_ROW))
+    return bool((rows.amax(dim=2) - rows.amin(dim=2)).mean() > SORTED_SPAN)
 
 
 def compact_order(points: Float[Tensor, "b q s"]) -> Int[Tensor, "b q"]:

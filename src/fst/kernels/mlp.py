@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,16 +23,14 @@ from fst.kernels.feed_forward_kernels import feed_forward_backward_kernel, feed_
 from fst.kernels.feed_forward_packing import (
     EXTRA,
     channel_tiles,
-    first_layer,
-    pack,
-    pack_first,
     product_dtype,
     takes_sizes,
     tile_widths,
 )
+from fst.kernels.folding import folded_layer, packed_layers
 from fst.kernels.hopper import try_on_hopper
 from fst.kernels.operators import operator
-from fst.kernels.tiles import Tiles, first_that_fits
+from fst.kernels.tiles import Tiles, first_that_fits, tiles_in
 from fst.kernels.weight_gradients import weight_gradients
 
 
@@ -75,8 +72,9 @@ def mlp_forward(
     w2: Tensor,
     eps: float,
 ) -> Tensor:
-    """Tokens (t d) to tokens; first (h d+1, or h d) and second (d h) are there for their gradients,
-    w1 and w2 are the same packed. A place (p h) serves tokens with the same index modulo p."""
+    """Tokens (t d) to tokens; first (h d+EXTRA, or h d without a norm) and second (d h) are there
+    for their gradients, w1 and w2 are the same packed. A place (p h) serves tokens with the same
+    index modulo p."""
     y = torch.empty_like(x)
 
     def for_hopper() -> None:
@@ -86,7 +84,7 @@ def mlp_forward(
 
     def launch(tiles: Tiles) -> None:
         rows = 1 if place is None else len(place)
-        feed_forward_kernel[(triton.cdiv(len(x), tiles["BLOCK_T"]),)](
+        feed_forward_kernel[(tiles_in(len(x), tiles["BLOCK_T"]),)](
             x, place, w1, w2, b2, y, len(x), rows, eps, **constants(x, w1, len(first)), **tiles
         )
 
@@ -121,7 +119,7 @@ def mlp_backward(
     dx = torch.empty_like(x)
     normed = x.new_empty(count, width + EXTRA) if place is None else None
     gelu, change = x.new_empty(count, hidden), x.new_empty(count, hidden)
-    sums = x.new_empty(2 * triton.cdiv(count, 2 * _GROUP), width, dtype=torch.float32)
+    sums = x.new_empty(2 * tiles_in(count, 2 * _GROUP), width, dtype=torch.float32)
 
     def for_hopper() -> None:
         from fst.kernels import feed_forward_hopper_backward as hopper
@@ -129,7 +127,7 @@ def mlp_backward(
         hopper.backward(dy, x, place, w1, w2, eps, dx, normed, gelu, change, sums)
 
     def launch(tiles: Tiles) -> Tensor:
-        shares = x.new_empty(triton.cdiv(count, tiles["BLOCK_T"]), width, dtype=torch.float32)
+        shares = x.new_empty(tiles_in(count, tiles["BLOCK_T"]), width, dtype=torch.float32)
         feed_forward_backward_kernel[(len(shares),)](
             dy, x, place, w1, w2, dx, normed, gelu, change, shares,
             count, 1 if place is None else len(place), eps,
@@ -166,15 +164,14 @@ def _(
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, place, first, _, _, w1, w2, ctx.eps = inputs
     ctx.save_for_backward(x, place, w1, w2)
-    ctx.shape = first.shape
+    ctx.hidden = first.shape[0]
 
 
 def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, place, w1, w2 = ctx.saved_tensors
-    hidden, columns = ctx.shape
     given = dy.contiguous(), x, place, w1, w2
-    dx, dplace, first, second, sums = mlp_backward(*given, hidden, ctx.eps)
-    layers = first[:, :columns], second, sums.sum(dim=0)
+    dx, dplace, first, second, sums = mlp_backward(*given, ctx.hidden, ctx.eps)
+    layers = first, second, sums.sum(dim=0)
     return dx, None if place is None else dplace, *layers, None, None, None
 
 
@@ -185,7 +182,7 @@ class Layers(NamedTuple):
     """Both layers of an MLP: as they are differentiated, in float32, and packed for the kernels."""
 
     first: Float[Tensor, "h c"]
-    """With LayerNorm's parameters and the bias in it (`first_layer`), or the weight alone."""
+    """A slot (`fst.kernels.folding`) behind a LayerNorm, or the weight alone."""
     second: Float[Tensor, "d h"]
     bias: Float[Tensor, " d"]
     packed_first: Float[Tensor, "H W"]
@@ -216,8 +213,8 @@ def normed_layers(
     """The layers behind a LayerNorm, for tokens like these."""
     _check(first_weight, second_weight)
     dtype = product_dtype(tokens)
-    first = first_layer(norm_weight, norm_bias, first_weight, first_bias)
-    packed = pack_first(first, dtype), pack(second_weight.t(), dtype)
+    norm, layer = (norm_weight, norm_bias), ([first_weight], [first_bias])
+    first, *packed = folded_layer(*norm, *layer, dtype, second=second_weight)
     return Layers(first, second_weight.float(), second_bias.float(), *packed)
 
 
@@ -230,7 +227,7 @@ def point_layers(
     """The layers of an MLP whose first has an addend for each point, for blends like these."""
     _check(weight, second_weight)
     dtype = product_dtype(blend)
-    packed = pack(weight, dtype), pack(second_weight.t(), dtype)
+    packed = packed_layers(weight, second_weight, dtype)
     return Layers(weight.float(), second_weight.float(), second_bias.float(), *packed)
 
 

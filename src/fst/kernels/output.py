@@ -29,11 +29,8 @@ from fst.kernels.feed_forward_kernels import (
     vector_tile,
     weight_tile,
 )
-from fst.kernels.feed_forward_packing import (
-    EXTRA,
-    first_layer,
-    pack_first,
-)
+from fst.kernels.feed_forward_packing import EXTRA
+from fst.kernels.folding import folded_layer
 from fst.kernels.forward_blend import settled
 from fst.kernels.mlp import constants
 from fst.kernels.operators import operator
@@ -111,7 +108,7 @@ def output_backward_kernel(
 def output_forward(
     tokens: Tensor, layer: Tensor, packed: Tensor, second: Tensor, bias: Tensor, eps: float
 ) -> Tensor:
-    """Of tokens (t d) the outputs (t), in float32. `layer` is there for its gradient alone."""
+    """Of tokens (t d) the outputs (t), in float32. `layer` is a slot (`folding`)."""
     count = tokens.shape[0]
     out = tokens.new_empty(count, dtype=torch.float32)
     given = tokens, packed, second, bias, out, count, eps
@@ -176,7 +173,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     tokens, packed, second = ctx.saved_tensors
     grad = grad.float().contiguous()
     found, normed, change, shares = output_backward(grad, tokens, packed, second, ctx.eps)
-    layer = transposed_product(change, normed)[:, : tokens.shape[1] + 1]
+    layer = transposed_product(change, normed)
     return found, layer, None, shares.sum(dim=0), grad.sum().reshape(1), None
 
 
@@ -184,9 +181,10 @@ output_forward.register_autograd(_differentiate, setup_context=_remember)
 
 
 class Layers(NamedTuple):
-    """Both layers: as they are differentiated, in float32, and the first packed for the kernels."""
+    """Both layers: as they are differentiated, in float32 (the first is a slot), and the first
+    packed for the kernels."""
 
-    first: Float[Tensor, "h d+1"]
+    first: Float[Tensor, "h e"]
     packed: Float[Tensor, "H W"]
     second: Float[Tensor, " h"]
     bias: Float[Tensor, " 1"]
@@ -202,8 +200,8 @@ def output_layers(
     dtype: torch.dtype,
 ) -> Layers:
     """The layers behind a LayerNorm, for tokens of this dtype."""
-    first = first_layer(norm_weight, norm_bias, first_weight, first_bias)
-    packed = pack_first(first, dtype)
+    norm, layer = (norm_weight, norm_bias), ([first_weight], [first_bias])
+    first, packed, _ = folded_layer(*norm, *layer, dtype)
     return Layers(first, packed, second_weight[0].float(), second_bias.float())
 
 

@@ -2,32 +2,29 @@
 
 Positions x (b p s) enter in float32; W_γ γ(x) + bias, and a share of each batch entry where there
 is one, leaves in the products' dtype. γ(x) = [x, sin(f_k x), cos(f_k x)], `fst.nn.FourierFeatures`;
-`place_kernels` says how the kernels make it, and how they want the weights packed.
+`place_kernels` says how the kernels make it and how they want the weights, `place_packing` packs
+them.
 
 Going backward γ is made again and stored, for the product which gives the gradients of weight and
 bias. Where positions are learned, the same kernel makes their gradient from g W,
 ∂x = Σ_k f_k (cos(f_k x) (g W)_sin,k - sin(f_k x) (g W)_cos,k) + (g W)_x.
 """
 
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
-import triton
 from jaxtyping import Float
 from torch import Tensor
 
+from fst.kernels.hopper import processors
+from fst.kernels.launching import launch_kernel
 from fst.kernels.operators import operator
 from fst.kernels.place_kernels import place_backward_kernel, place_kernel
-from fst.kernels.tiles import Tiles, first_that_fits
+from fst.kernels.place_packing import RAW, PlaceLayer, place_layer, takes
+from fst.kernels.tiles import Tiles, first_that_fits, tiles_in
 from fst.kernels.weight_gradients import transposed_product
 
-# Columns of the last tile: the coordinates in two parts, and ones.
-RAW = 16
-MOST_AXES, MOST_BANDS = 3, 64
-# Hidden units of the packed weights come in multiples of this; no tile has more.
-UNITS = 128
+__all__ = ["PlaceLayer", "place", "place_layer", "takes"]
 
 
 def _tiles(positions: int, hidden: int, warps: int, stages: int, registers: int = 0) -> Tiles:
@@ -44,11 +41,6 @@ SMALLER = _tiles(64, 32, 4, 1), _tiles(32, 16, 4, 1)
 PROGRAMS, FEW = {True: 4, False: 3}, 144
 
 
-def takes(axes: int, bands: int, hidden: int) -> bool:
-    """Whether the kernels are made for a layer of this size."""
-    return 0 < axes <= MOST_AXES and 0 < bands <= MOST_BANDS and hidden > 0 and hidden % 8 == 0
-
-
 def _constants(positions: Tensor, packed: Tensor, table: Tensor, hidden: int) -> dict[str, Any]:
     fast = packed.is_cuda and packed.element_size() == 2
     sizes = {"AXES": positions.shape[-1], "K": table.shape[1], "RAW": RAW}
@@ -59,15 +51,15 @@ def _programs(device: torch.device, little: bool) -> int:
     """As many as a GPU runs at once."""
     if device.type != "cuda":
         return 6
-    return PROGRAMS[little] * torch.cuda.get_device_properties(device).multi_processor_count
+    return PROGRAMS[little] * processors(device)
 
 
 @operator("fst::place")
 def place_forward(
     positions: Tensor, layer: Tensor, packed: Tensor, table: Tensor, share: Tensor | None
 ) -> Tensor:
-    """Of positions (#b p s) the hidden layer's share (b p h), h the rows of `layer`, which is there
-    for its gradient alone; of batch entries there are as many as in positions or in share (b h)."""
+    """Of positions (#b p s) the hidden layer's share (b p h), h the rows of `layer`, a slot
+    (`place_packing`); of batch entries there are as many as in positions or in share (b h)."""
     hidden = len(layer)
     batch = positions.shape[0] if share is None else share.shape[0]
     count, axes = positions.shape[1:]
@@ -79,10 +71,11 @@ def place_forward(
     little = share is None and packed.shape[1] <= FEW
 
     def launch(tiles: Tiles) -> None:
-        each, columns = triton.cdiv(rows, tiles["BLOCK_T"]), triton.cdiv(hidden, tiles["BLOCK_H"])
+        each, columns = tiles_in(rows, tiles["BLOCK_T"]), tiles_in(hidden, tiles["BLOCK_H"])
         most = _programs(positions.device, little) // columns
         given = positions, packed, table, share, out, rows, stride, each * entries, each
-        place_kernel[(min(each * entries, max(1, most)), columns)](*given, **constants, **tiles)
+        grid = (min(each * entries, max(1, most)), columns)
+        launch_kernel(place_kernel, grid, *given, **constants, **tiles)
 
     if out.numel():
         first_that_fits((FORWARD[little], *SMALLER), launch)
@@ -109,7 +102,8 @@ def place_backward(
     constants = _constants(positions, packed, table, hidden)
 
     def launch(tiles: Tiles) -> None:
-        place_backward_kernel[(triton.cdiv(count, tiles["BLOCK_T"]),)](*given, **constants, **tiles)
+        grid = (tiles_in(count, tiles["BLOCK_T"]),)
+        launch_kernel(place_backward_kernel, grid, *given, **constants, **tiles)
 
     if count:
         first_that_fits((BACKWARD, *SMALLER), launch)
@@ -144,63 +138,6 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 place_forward.register_autograd(_differentiate, setup_context=_remember)
-
-
-class PlaceLayer(NamedTuple):
-    """W_γ and the bias as they are differentiated, in float32; the same packed; and, for the
-    kernels, the turns of each band and where the coordinates and ones of the last tile belong."""
-
-    layer: Float[Tensor, "h w"]
-    packed: Float[Tensor, "H w"]
-    table: Float[Tensor, "r k"]
-
-
-def _padded_bands(bands: int) -> int:
-    """A power of two that fills a tensor core's tile."""
-    return max(RAW, triton.next_power_of_2(bands))
-
-
-def _pack(layer: Float[Tensor, "h w"], axes: int, dtype: torch.dtype) -> Float[Tensor, "H w"]:
-    """In the products' dtype, with what the last tile's columns stand for, up to whole tiles."""
-    layer = layer.detach()
-    behind = layer.shape[1] - RAW
-    waves, coordinates = layer[:, :behind], layer[:, behind : behind + axes]
-    bias = layer[:, behind + 2 * axes, None]
-    rest = bias - bias.to(dtype).float()
-    columns = torch.cat((waves, coordinates, coordinates, bias, rest), dim=1)
-    across, down = layer.shape[1] - columns.shape[1], -len(layer) % UNITS
-    return F.pad(columns, (0, across, 0, down)).to(dtype)
-
-
-def _table(frequencies: Float[Tensor, " k"], axes: int) -> Float[Tensor, "r K"]:
-    """A row of turns; one for each column of the coordinates' tile; a row of ones."""
-    columns = _padded_bands(len(frequencies))
-    turns = F.pad(frequencies.detach().float() / (2 * math.pi), (0, columns - len(frequencies)))
-    chosen = torch.eye(2 * axes, columns, device=turns.device)
-    ones = F.pad(torch.ones(2, device=turns.device), (2 * axes, columns - 2 * axes - 2))
-    return torch.cat((turns[None], chosen, ones[None]))
-
-
-def place_layer(
-    weight: Float[Tensor, "h g"],
-    bias: Float[Tensor, " h"],
-    frequencies: Float[Tensor, " k"],
-    dtype: torch.dtype,
-) -> PlaceLayer:
-    """The layer on γ with these frequencies, for products in this dtype."""
-    bands = len(frequencies)
-    axes, rest = divmod(weight.shape[1], 1 + 2 * bands)
-    if rest or not takes(axes, bands, len(weight)):
-        raise ValueError(
-            f"weight must have a multiple of 8 rows and {1 + 2 * bands} columns for each of up to "
-            f"{MOST_AXES} axes, with at most {MOST_BANDS} bands, got {tuple(weight.shape)}"
-        )
-    weight = weight.float()
-    coordinates, waves = weight[:, :axes], weight[:, axes:].unflatten(1, (2, axes, bands))
-    waves = F.pad(waves, (0, _padded_bands(bands) - bands)).transpose(1, 2).flatten(1)
-    constant = F.pad(bias.float().unsqueeze(1), (axes, RAW - 2 * axes - 1))
-    layer = torch.cat((waves, coordinates, constant), dim=1)
-    return PlaceLayer(layer, _pack(layer, axes, dtype), _table(frequencies, axes))
 
 
 def place(

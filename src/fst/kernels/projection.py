@@ -8,7 +8,7 @@ weight, bias, and LayerNorm's own parameters.
 On Hopper, in bfloat16, `projection_hopper` replaces the kernels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,13 +26,8 @@ from fst.kernels.feed_forward_kernels import (
     token_tile,
     weight_tile,
 )
-from fst.kernels.feed_forward_packing import (
-    EXTRA,
-    channel_tiles,
-    first_layer,
-    pack_first,
-    tile_widths,
-)
+from fst.kernels.feed_forward_packing import EXTRA, channel_tiles, tile_widths
+from fst.kernels.folding import folded_layer
 from fst.kernels.forward_blend import settled
 from fst.kernels.hopper import try_on_hopper
 from fst.kernels.operators import operator
@@ -109,7 +104,7 @@ def normed_linear_backward_kernel(
 
 @operator("fst::normed_linear")
 def normed_linear_forward(tokens: Tensor, layer: Tensor, packed: Tensor, eps: float) -> Tensor:
-    """Of tokens (t d) the outputs (t n). `layer` is `first_layer`, there for its gradient alone."""
+    """Of tokens (t d) the outputs (t n). `layer` is a slot (`fst.kernels.folding`)."""
     count, outputs = tokens.shape[0], layer.shape[0]
     out = tokens.new_empty(count, outputs)
     given = tokens, packed, out, count, outputs, len(packed), eps
@@ -172,8 +167,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     tokens, packed = ctx.saved_tensors
     grad = grad.contiguous()
     found, normed = normed_linear_backward(grad, tokens, packed, ctx.eps)
-    layer = transposed_product(grad, normed)[:, : tokens.shape[1] + 1]
-    return found, layer, None, None
+    return found, transposed_product(grad, normed), None, None
 
 
 normed_linear_forward.register_autograd(_differentiate, setup_context=_remember)
@@ -182,18 +176,24 @@ normed_linear_forward.register_autograd(_differentiate, setup_context=_remember)
 def normed_layer(
     gamma: Float[Tensor, " d"],
     beta: Float[Tensor, " d"],
-    weight: Float[Tensor, "n d"],
-    bias: Float[Tensor, " n"],
+    weights: Sequence[Float[Tensor, "n d"]],
+    biases: Sequence[Float[Tensor, " n"]],
     dtype: torch.dtype,
-) -> tuple[Float[Tensor, "n d+1"], Float[Tensor, "N W"]]:
-    """The layer behind a LayerNorm as it is differentiated, and packed for tokens of this dtype."""
-    layer = first_layer(gamma, beta, weight, bias)
-    return layer, pack_first(layer, dtype)
+    heads: int,
+    widened: int,
+) -> tuple[Float[Tensor, "r e"], Float[Tensor, "R W"]]:
+    """Layers behind a LayerNorm as one, each with so many heads, which are widened to so many rows.
+
+    The slot of that layer, and the layer packed for tokens of this dtype.
+    """
+    norm, layers = (gamma, beta), (weights, biases)
+    slot, packed, _ = folded_layer(*norm, *layers, dtype, heads=heads, widened=widened)
+    return slot, packed
 
 
 def normed_linear(
     tokens: Float[Tensor, "b p d"],
-    layer: Float[Tensor, "n d+1"],
+    layer: Float[Tensor, "n e"],
     packed: Float[Tensor, "N W"],
     eps: float,
 ) -> Float[Tensor, "b p n"]:

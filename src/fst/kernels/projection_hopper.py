@@ -11,10 +11,9 @@ threads share a row, and the normalised tokens are an operand without leaving th
 Outputs beyond one slice of the weights belong to other programs.
 """
 
+from functools import cache
 from typing import NamedTuple
 
-import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -29,6 +28,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fst.kernels.feed_forward_packing import tile_widths
 from fst.kernels.gluon_parts import barrier, barriers, copy_in, copy_out, described
+from fst.kernels.hopper import processors
+from fst.kernels.launching import launch_kernel
+from fst.kernels.tiles import tiles_in
 
 GROUPS = gl.constexpr(2)  # of four warps each
 REGISTERS = gl.constexpr(256)  # that a thread may have
@@ -196,6 +198,7 @@ class Forward(NamedTuple):
 FORWARD = {3: Forward(1, 3), 4: Forward(2, 2)}
 
 
+@cache
 def forward_constants(width: int, outputs: int) -> dict[str, int]:
     """What the kernel is compiled for; `outputs` are whole pieces."""
     side = SIDE.value
@@ -205,7 +208,7 @@ def forward_constants(width: int, outputs: int) -> dict[str, int]:
 
 
 def programs(tensor: Tensor) -> int:
-    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+    return processors(tensor.device)
 
 
 def piecewise(*tensors: Tensor) -> list[TensorDescriptor]:
@@ -215,9 +218,10 @@ def piecewise(*tensors: Tensor) -> list[TensorDescriptor]:
 
 def forward(x: Tensor, w: Tensor, eps: float, y: Tensor) -> None:
     """Fills y (t n)."""
-    constants, tiles = forward_constants(x.shape[1], len(w)), triton.cdiv(len(x), SIDE.value)
-    slices = triton.cdiv(len(w), constants["OUT"] * SIDE.value)
-    count = min(max(1, programs(x) // slices), triton.cdiv(tiles, GROUPS.value))
-    normed_linear_gluon_kernel[(count * slices,)](
-        *piecewise(x, w, y), tiles, slices, eps, **constants, num_warps=4
-    )
+    constants, tiles = forward_constants(x.shape[1], w.shape[0]), tiles_in(x.shape[0], SIDE.value)
+    slices = tiles_in(w.shape[0], constants["OUT"] * SIDE.value)
+    count = min(max(1, programs(x) // slices), tiles_in(tiles, GROUPS.value))
+    launch_kernel(
+        normed_linear_gluon_kernel, (count * slices,),
+        *piecewise(x, w, y), tiles, slices, eps, **constants, num_warps=4,
+    )  # fmt: skip

@@ -6,9 +6,9 @@ until they make way for the tokens' gradient. Weights that do not fit pass throu
 once for all groups.
 """
 
+from functools import cache
 from typing import NamedTuple
 
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fst.kernels.feed_forward_packing import tile_widths
 from fst.kernels.gluon_parts import barrier, barriers, copy_in, copy_out
+from fst.kernels.launching import launch_kernel
 from fst.kernels.projection_hopper import (
     BYTES,
     GROUPS,
@@ -35,6 +36,7 @@ from fst.kernels.projection_hopper import (
     piecewise,
     programs,
 )
+from fst.kernels.tiles import tiles_in
 
 
 @gluon.jit
@@ -214,6 +216,7 @@ class Backward(NamedTuple):
 BACKWARD = {3: Backward(6, 3), 4: Backward(4, 3)}
 
 
+@cache
 def backward_constants(width: int, outputs: int) -> dict[str, int]:
     """What the kernel is compiled for; `outputs` are whole pieces."""
     side = SIDE.value
@@ -226,10 +229,11 @@ def backward_constants(width: int, outputs: int) -> dict[str, int]:
 
 def backward(dy: Tensor, x: Tensor, w: Tensor, eps: float, dx: Tensor, normed: Tensor) -> None:
     """Fills dx (t d) and normed (t d + EXTRA)."""
-    constants = backward_constants(x.shape[1], len(w))
-    tiles = triton.cdiv(len(x), SIDE.value)
+    constants = backward_constants(x.shape[1], w.shape[0])
+    tiles = tiles_in(x.shape[0], SIDE.value)
     given = dy, x, w, dx, normed
-    count = min(programs(x), triton.cdiv(tiles, GROUPS.value))
-    normed_linear_backward_gluon_kernel[(count,)](
-        *piecewise(*given), tiles, eps, **constants, num_warps=4
-    )
+    count = min(programs(x), tiles_in(tiles, GROUPS.value))
+    launch_kernel(
+        normed_linear_backward_gluon_kernel, (count,),
+        *piecewise(*given), tiles, eps, **constants, num_warps=4,
+    )  # fmt: skip

@@ -10,6 +10,7 @@ compiled, a warning says so once and it is never tried again.
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fst.kernels.hopper import try_on_hopper
+from fst.kernels.launching import launch_kernel
+from fst.kernels.tiles import tiles_in
 
 Pair = tuple[Tensor, Tensor]
 
@@ -84,6 +87,11 @@ def _seconds(products: Sequence[Product], division: Division) -> float:
 
 def divide(products: Sequence[Product]) -> Division:
     """Depends on sizes alone, not on the GPU: sums are the same everywhere."""
+    return _best_division(tuple(products))
+
+
+@lru_cache(1024)
+def _best_division(products: tuple[Product, ...]) -> Division:
     divisions = [_divided(products, wide) for wide in CYCLES]
     return min(divisions, key=lambda division: _seconds(products, division))
 
@@ -124,14 +132,15 @@ def add_shares(shares: Sequence[Tensor]) -> list[Tensor]:
     if all(len(given) == 1 for given in shares):
         return [given[0] for given in shares]
     sums = [torch.empty_like(given[0]) for given in shares]
-    programs = [triton.cdiv(total.numel(), ADDED) for total in sums]
+    programs = [tiles_in(total.numel(), ADDED) for total in sums]
     both = [
         (given, total, total.numel() // 8, len(given))
         for given, total in zip(shares, sums, strict=True)
     ]
-    add_shares_kernel[(sum(programs),)](
-        *both[0], *both[1], programs[0], ADDED=ADDED, AT_ONCE=AT_ONCE, num_warps=WARPS
-    )
+    launch_kernel(
+        add_shares_kernel, (sum(programs),),
+        *both[0], *both[1], programs[0], ADDED=ADDED, AT_ONCE=AT_ONCE, num_warps=WARPS,
+    )  # fmt: skip
     return sums
 
 

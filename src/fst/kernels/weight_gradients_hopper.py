@@ -26,9 +26,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fst.kernels.gluon_parts import barriers, copy_in
+from fst.kernels.gluon_parts import barriers, copy_in, described
+from fst.kernels.launching import launch_kernel
 from fst.kernels.weight_gradients import GROUP, GROUPS, TOKENS, Division, Pair, sizes
 
 # Of a thread. With a fourth group, for copying, a thread would start with 128, and one product
@@ -178,14 +178,6 @@ def weight_gradients_gluon_kernel(
     )  # fmt: skip
 
 
-def _described(tensor: Tensor, columns: int) -> TensorDescriptor:
-    """Tiles of a matrix whose rows lie anywhere."""
-    dtype = gl.bfloat16 if tensor.dtype == torch.bfloat16 else gl.float16
-    shape = [TOKENS, columns]
-    layout = gl.NVMMASharedLayout.get_default_for(shape, dtype)
-    return TensorDescriptor.from_tensor(tensor, shape, layout)
-
-
 def shares(pairs: Sequence[Pair], division: Division) -> list[Tensor]:
     """Of both pairs, as many sums (s m n) as the division says."""
     wide, numbers = division
@@ -194,12 +186,13 @@ def shares(pairs: Sequence[Pair], division: Division) -> list[Tensor]:
         product = sizes((a, b))
         rows_are_wide = a.shape[1] >= b.shape[1]
         many, few = (a, b) if rows_are_wide else (b, a)
-        operands.append((_described(many, wide), _described(few, GROUP)))
+        operands.append((*described(many, TOKENS, wide), *described(few, TOKENS, GROUP)))
         counts.append((product.blocks(), number, product.wide // 8, product.narrow // 8))
         turned.append(rows_are_wide)
         found.append(a.new_empty(number, a.shape[1], b.shape[1], dtype=torch.float32))
         programs.append(number * product.tiles(wide))
-    weight_gradients_gluon_kernel[(sum(programs),)](
+    launch_kernel(
+        weight_gradients_gluon_kernel, (sum(programs),),
         *operands[0], *operands[1], *found, *counts[0], *counts[1], programs[0],
         TURNED0=turned[0], TURNED1=turned[1],
         WIDE=wide, DEPTH=STAGES[wide], num_warps=4,

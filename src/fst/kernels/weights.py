@@ -198,10 +198,17 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
 weights_forward.register_autograd(_differentiate, setup_context=_remember)
 
 
+def prepare(
+    positions: Float[Tensor, "b m s"], length_scales: Float[Tensor, "b m s"]
+) -> tuple[Float[Tensor, "b s m"], Float[Tensor, "b s m"]]:
+    """Positions and reciprocal length scales in float32, one axis after the other."""
+    inverse = FOLD / length_scales.float()
+    axes = [x.float().transpose(1, 2).contiguous() for x in (positions, inverse)]
+    return axes[0], axes[1]
+
+
 def anchor_weights(
     positions: Float[Tensor, "b m s"], length_scales: Float[Tensor, "b m s"], dtype: torch.dtype
 ) -> Float[Tensor, "b m m"]:
     """The weights of every anchor at every anchor; computed in float32, returned in `dtype`."""
-    inverse = FOLD / length_scales.float()
-    places = (x.float().transpose(1, 2).contiguous() for x in (positions, inverse))
-    return weights_forward(*places, dtype)[0]
+    return weights_forward(*prepare(positions, length_scales), dtype)[0]

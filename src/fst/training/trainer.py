@@ -9,8 +9,11 @@ says what loss_i is. The host never waits for the device within an update: losse
 stay there until they are read, and a step that was not finite is named then.
 """
 
+import gc
 import math
-from contextlib import nullcontext
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,6 +23,7 @@ from torch import Tensor
 
 from fst.base import Model, PointDraws, PointStream
 from fst.data.samples import Rows
+from fst.kernels.ahead import compiled_ahead
 from fst.training.batches import in_order, plan
 from fst.training.checkpoint import Checkpoint
 from fst.training.errors import CheckpointError, NonFiniteError, TrainingError
@@ -72,6 +76,10 @@ class Trainer:
         settings: TrainingSettings,
         accelerator: Accelerator,
     ) -> None:
+        if settings.compile:
+            # PyTorch's compiler simplifies more expressions than SymPy remembers if not told to. It
+            # asks for this when it is imported: with the optimiser below, or earlier by others.
+            os.environ.setdefault("SYMPY_CACHE_SIZE", "20000")
         self.settings = settings
         self.schedule = settings.schedule
         self.accelerator = accelerator
@@ -100,6 +108,7 @@ class Trainer:
                 parameter.grad = torch.zeros_like(parameter)
         self.progression = Progression()
         self.best_weights: dict[str, Tensor] = {}
+        self._compiles = settings.compile
         self._unread = 0
         self._table = torch.zeros(settings.log_every, 2, device=self.device)
 
@@ -113,7 +122,15 @@ class Trainer:
         return self.model if self.average is None else self.average.model
 
     def update(self) -> None:
-        """One optimisation step."""
+        """One optimisation step; the first of this trainer may have to be compiled."""
+        if not self._compiles:
+            self._update()
+            return
+        with compiled_ahead(self.device, self.processes), _garbage_kept():
+            self._update()
+        self._compiles = False
+
+    def _update(self) -> None:
         self.progression.step += 1
         step, settings = self.progression.step, self.settings
         set_rates(self.optimizer, self.schedule.factor(step, self.progression.history))
@@ -255,6 +272,18 @@ class Trainer:
 
     def _draw(self, stream: PointStream | None) -> PointDraws | None:
         return None if stream is None else stream.draw().to(self.device, torch.float32)
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Compilers make so many objects that a tenth of their time goes to looking for garbage."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def _by_part(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
