@@ -41,7 +41,7 @@ NEAREST, WEIGHTY = "k nearest", "by weight"
 MLPS, WHOLE, WHOLE_NEAREST = "decoder's MLPs", "field(queries)", "field(queries, neighbors=k)"
 WHOLE_PLAIN = "field, plain, in one piece"
 # On a GPU these are recorded and replayed: Python would take longer than the GPU. What users call
-# is timed as they call it.
+# is timed as they call it, and so are the k nearest, whose groups the host has to know.
 PARTS = (FULL, PIECEWISE, DENSE, WEIGHTY, MLPS)
 
 

@@ -24,10 +24,9 @@ def described(rows, columns):
 def mlp_types(widths, hidden):
     tokens, weights = ("x", "y", "dy", "dx", "n"), ("w1", "w2")
     types = dict.fromkeys(("hidden", "change", "spots"), described(forward.ROWS.value, hidden))
-    for (i, letter), columns in zip(enumerate("abc"), widths, strict=False):
-        wide = columns or 16
-        types |= {f"{name}{i}": described(forward.ROWS.value, wide) for name in tokens}
-        types |= {f"{name}{letter}": described(hidden, wide) for name in weights}
+    for (i, letter), columns in zip(enumerate("abc"), filter(None, widths), strict=False):
+        types |= {f"{name}{i}": described(forward.ROWS.value, columns) for name in tokens}
+        types |= {f"{name}{letter}": described(hidden, columns) for name in weights}
     pointers = {"x": "*bf16", "place": "*bf16", "b2": "*fp32", "sums": "*fp32"}
     return types | pointers | {"T": "i32", "P": "i32", "eps": "fp32"}
 
@@ -38,6 +37,11 @@ def mlp_constants(width, widths, hidden, place, tile):
         "D": width, "D1": widths[1], "H": hidden, "PLACE": place,
         "TILES": padded // tile, "HID": tile,
     }  # fmt: skip
+
+
+def absent(*names):
+    """Descriptions that a kernel has no use for."""
+    return dict.fromkeys(names)
 
 
 def attention_types(dtype):
@@ -70,6 +74,8 @@ for width, hidden, place, tokens in ((176, 704, 0, 49152), (200, 400, 2, 49152),
         "D2": widths[2], "GROUPS": plan.groups, "STAGES": plan.stages,
         "REGISTERS": forward.REGISTERS[plan.groups],
     }  # fmt: skip
+    constants |= absent("x0", "x1", "x2") if place == 0 else {}
+    constants |= {} if widths[2] else absent("x2", "w1c", "w2c", "y2")
     types = mlp_types(widths, forward.HIDDEN)
     print(shared_memory(forward.feed_forward_gluon_kernel, types, constants))
 # Both widths and both forms; compiling every pair of them takes twice as long.
@@ -79,6 +85,7 @@ for width, hidden, place in ((176, 704, False), (200, 400, True)):
     constants = mlp_constants(width, widths, hidden, place, tiles.hidden) | {
         "STAGES": tiles.stages, "REGISTERS": backward.REGISTERS
     }  # fmt: skip
+    constants |= absent("n0", "n1") if place else absent("x0", "x1")
     types = mlp_types(widths, tiles.hidden)
     print(shared_memory(backward.feed_forward_backward_gluon_kernel, types, constants))
 # With the most queries that are taken.

@@ -32,7 +32,7 @@ def problem(batch, count, channels, axes, scale):
 
 def plain(positions, scales, dtype):
     """The same as autograd has it."""
-    stored = weights.anchor_weights(positions, scales, dtype)
+    stored, _ = weights.weights_forward(*weights.prepare(positions, scales), dtype)
     return lambda features: stored @ features.to(dtype)
 
 

@@ -20,7 +20,7 @@ from fst.rbf import blend, rbf_weights
 pytest.importorskip("triton")
 attention = pytest.importorskip("fst.kernels.attention")
 hopper = pytest.importorskip("fst.kernels.hopper")
-anchor_weights = pytest.importorskip("fst.kernels.weights").anchor_weights
+weights = pytest.importorskip("fst.kernels.weights")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 
@@ -138,12 +138,12 @@ def test_anchor_weights(count, axes, scale):
     upstream = torch.randn(2, count, count, device=DEVICE)
     wanted = torch.autograd.grad(expected, exact, upstream.double())
     mine = [tensor.clone().requires_grad_() for tensor in (positions, scales)]
-    found = anchor_weights(*mine, torch.float32)
+    found, _ = weights.weights_forward(*weights.prepare(*mine), torch.float32)
     gradients = torch.autograd.grad(found, mine, upstream)
     assert relative(found.detach(), expected.detach()) < 1e-6
     for gradient, reference in zip(gradients, wanted, strict=True):
         assert relative(gradient, reference) < 4e-6
-    half = anchor_weights(positions, scales, HALF)
+    half, _ = weights.weights_forward(*weights.prepare(positions, scales), HALF)
     torch.testing.assert_close(half, found.detach().to(HALF), rtol=0, atol=0)
 
 

@@ -114,6 +114,7 @@ def attend(
 ) -> tuple[Float[Tensor, "b h p k"], bool]:
     """Softmax attention, by the fastest exact way there is here.
 
+    If memory's joint tensor has three parts, the queries must be the first of them.
     Values have `real` channels, and zeros behind them. The second result says whether the first of
     these has become one, so that it can carry a bias.
     """

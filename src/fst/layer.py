@@ -94,12 +94,14 @@ class EvaluateMixWrite(nn.Module):
         """
         positions, scales = anchors.positions, anchors.refinement_length_scales
         dtype = product_dtype(positions)
-        at_anchors: Callable[[Tensor], Tensor]
+        blend_at_anchors: Callable[[Tensor], Tensor]
         if kernels.AnchorBlend is not None and kernels.takes_anchors(positions):
-            at_anchors = kernels.AnchorBlend(positions, scales, dtype)
+            blend_at_anchors = kernels.AnchorBlend(positions, scales, dtype)
         else:
-            at_anchors = partial(blend, rbf_weights(positions, positions, scales).to(dtype))
-        return at_anchors, self.evaluate.place(self.fourier, positions, condition, prepared)
+            weights = rbf_weights(positions, positions, scales)
+            blend_at_anchors = partial(blend, weights.to(dtype))
+        places = self.evaluate.place(self.fourier, positions, condition, prepared)
+        return blend_at_anchors, places
 
     def forward(
         self, features: Float[Tensor, "b m d"], scene: Scene, points: Points
@@ -171,9 +173,9 @@ class FunctionSpaceLayer(nn.Module):
         condition: Float[Tensor, "b c"] | None,
     ) -> Scene:
         prepared = Prepared()
-        at_anchors, places = self.update.remember(anchors, condition, prepared)
+        blend_at_anchors, places = self.update.remember(anchors, condition, prepared)
         observed = self.read.remember(tokens, mask, anchors)
-        return Scene(anchors, observed, condition, at_anchors, places, prepared)
+        return Scene(anchors, observed, condition, blend_at_anchors, places, prepared)
 
     def forward(
         self, features: Float[Tensor, "b m d"], scene: Scene, points: Points

@@ -199,6 +199,7 @@ def feed_forward_backward_gluon_kernel(
     grads = (dy0, dy1)
     targets = (hidden, change, dx0, dx1, n0, n1)
     ring = weight_tiles(weights, D1, 0, HID, STAGES)
+    # The tokens have the gradients' tiles; without a place they are not described.
     own = token_tiles(grads, D1, 0, 2)
     given = token_tiles(grads, D1, 0, 2)
     staged = (

@@ -39,6 +39,7 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constan
     """kernel[grid](*arguments, **constants).
 
     Arguments are tensors, descriptions of their boxes, numbers or None; constants are hashable.
+    True counts as 1 here: an argument must not be sometimes the one and sometimes the other.
     """
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     key = (id(kernel), device, *map(_seen, arguments), *constants, *constants.values())

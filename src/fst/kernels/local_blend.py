@@ -26,8 +26,10 @@ from fst.kernels.blend import FOLD, FORWARD_PRECISION, tile_sizes
 from fst.kernels.forward_blend import run_blend, with_far, with_ones
 from fst.kernels.operators import operator
 
-# Tiles of the forward kernel by the size of a feature in bytes.
+# Tiles of the forward kernel by the size of a feature in bytes. Of wider features in half precision
+# the registers hold no more than a smaller tile.
 LOCAL_TILES = {2: tile_sizes(128, 32, 4, 2), 4: tile_sizes(32, 32, 4, 2)}
+WIDE, WIDE_TILES = 192, tile_sizes(64, 32, 4, 3)
 # What is left out weighs at most this part of a feature's rounding.
 SHARE = 1 / 8
 # All anchors are looked at together when a list is made.
@@ -109,6 +111,11 @@ def anchor_lists(
     return chosen, counts
 
 
+def _tiles(features: Tensor, channels: int) -> dict[str, int]:
+    size = features.element_size()
+    return WIDE_TILES if size == 2 and channels >= WIDE else LOCAL_TILES[size]
+
+
 @operator("fst::rbf_local_blend")
 def blend_locally(
     points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor, count: int, channels: int
@@ -117,7 +124,7 @@ def blend_locally(
 
     The features come from `with_ones`.
     """
-    tiles = LOCAL_TILES[features.element_size()]
+    tiles = _tiles(features, channels)
     tolerance = SHARE * torch.finfo(features.dtype).eps
     lists = anchor_lists(points, anchors, inverse, count, tolerance, tiles)
     return run_blend(
@@ -142,7 +149,7 @@ def local_blend(
     """The full blend to rounding, in the features' dtype, from the anchors that matter."""
     count, channels = features.shape[1:]
     # At least one more, to fill up lists with, and a whole number of blocks.
-    more = 1 + -(count + 1) % LOCAL_TILES[features.element_size()]["BLOCK_M"]
+    more = 1 + -(count + 1) % _tiles(features, channels)["BLOCK_M"]
     inverse = FOLD / length_scales.float()
     places = points.float().transpose(1, 2).contiguous()
     far = with_far(anchors.float().transpose(1, 2), inverse.transpose(1, 2), more)

@@ -8,7 +8,8 @@ dtype of the products they are for, with the reciprocal of each row's sum for th
 Every row holds its own anchor, where t = 0 is the largest: no maximum has to be found. A row fits
 on the chip, so normalisation, and going backward δ_i = Σ_j w_ij g_ij, need no second pass. With
 S_ij = w_ij (g_ij - δ_i), the gradient of a logit, sums of S (a_i - a_j) / ℓ_j² along rows and
-columns give the positions, and sums along columns the length scales.
+columns give the positions, and sums along columns the length scales. This backward pass is for
+float32: in half precision `fst.kernels.anchor_blend` does without the gradient of the weights.
 """
 
 import math
@@ -205,10 +206,3 @@ def prepare(
     inverse = FOLD / length_scales.float()
     axes = [x.float().transpose(1, 2).contiguous() for x in (positions, inverse)]
     return axes[0], axes[1]
-
-
-def anchor_weights(
-    positions: Float[Tensor, "b m s"], length_scales: Float[Tensor, "b m s"], dtype: torch.dtype
-) -> Float[Tensor, "b m m"]:
-    """The weights of every anchor at every anchor; computed in float32, returned in `dtype`."""
-    return weights_forward(*prepare(positions, length_scales), dtype)[0]
