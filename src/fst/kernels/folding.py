@@ -33,7 +33,7 @@ from fst.kernels.operators import operator
 from fst.kernels.tiles import tiles_in
 
 # Projections of the same tokens: queries, keys and values.
-MOST = 3
+MOST_WEIGHTS = 3
 # Rows that a program packs; channels, and rows at once, whose gradients one makes.
 PACKED_ROWS = 8
 CHANNELS, MOST_ROWS = 8, 512
@@ -53,7 +53,10 @@ def fold_kernel(
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows of the packed layer, from COUNT weights (N D) with heads of SIZE rows, widened to WIDE;
-    without γ the weight alone. The same rows of the transpose of the second weight (D N)."""
+    without γ the weight alone. The same rows of the transpose of the second weight (D N).
+
+    Packed rows have D0 + D1 columns; what is behind the channels begins at E.
+    """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.arange(0, COLUMNS)
     EACH: tl.constexpr = N // SIZE * WIDE
@@ -100,7 +103,8 @@ def unfold_kernel(
     COUNT: tl.constexpr, N: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
     D: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A few channels' gradients in every row, from the gradient (COUNT·EACH G) of the layer."""
+    """A few channels' gradients in every row, from the gradient of the layer, whose rows have G
+    columns: D channels, then the constant."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     EACH: tl.constexpr = N // SIZE * WIDE
     channels = columns < D
@@ -132,11 +136,6 @@ def _heads(count: int, rows: int, heads: int, widened: int) -> dict[str, int]:
     return {"COUNT": count, "N": rows, "SIZE": rows // heads, "WIDE": widened}
 
 
-def _rows(count: int, heads: int, widened: int) -> int:
-    """Of the layer, before it is padded."""
-    return count * heads * widened
-
-
 def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(None if each is None else each.contiguous() for each in tensors)
 
@@ -146,13 +145,29 @@ def _packed(weight: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
     return weight.new_empty(padded_hidden(rows), tiles["D0"] + tiles["D1"], dtype=dtype)
 
 
+def _made(
+    weights: Sequence[Tensor | None],
+    second: Tensor | None,
+    heads: int,
+    widened: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The slot, and room for the packed layer and the packed second weight, if there is one."""
+    first = weights[0]
+    assert first is not None
+    rows = sum(each is not None for each in weights) * heads * widened
+    slot = first.new_empty(1, dtype=torch.float32).expand(rows, first.shape[1] + EXTRA)
+    packed = _packed(first, rows, dtype)
+    return slot, packed, packed.new_empty(0) if second is None else torch.empty_like(packed)
+
+
 def _pack(
     norm: tuple[Tensor | None, ...],
     weights: tuple[Tensor | None, ...],
     biases: tuple[Tensor | None, ...],
     second: Tensor | None,
     packed: Tensor,
-    packed_second: Tensor | None,
+    packed_second: Tensor,
     sizes: dict[str, int],
 ) -> None:
     first = weights[0]
@@ -185,16 +200,12 @@ def fold(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The slot, the packed layer, and the packed second weight (empty without one)."""
-    count = 1 + (w1 is not None) + (w2 is not None)
-    rows = _rows(count, heads, widened)
-    packed = _packed(w0, rows, dtype)
-    packed_second = None if second is None else torch.empty_like(packed)
+    slot, packed, packed_second = _made((w0, w1, w2), second, heads, widened, dtype)
     norm, (last,) = _contiguous(gamma, beta), _contiguous(second)
     weights, biases = _contiguous(w0, w1, w2), _contiguous(b0, b1, b2)
-    sizes = _heads(count, len(w0), heads, widened)
+    sizes = _heads(len(slot) // (heads * widened), len(w0), heads, widened)
     _pack(norm, weights, biases, last, packed, packed_second, sizes)
-    slot = gamma.new_empty(1, dtype=torch.float32).expand(rows, w0.shape[1] + EXTRA)
-    return slot, packed, packed.new_empty(0) if packed_second is None else packed_second
+    return slot, packed, packed_second
 
 
 @fold.register_fake
@@ -212,10 +223,7 @@ def _(
     widened: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows = _rows(1 + (w1 is not None) + (w2 is not None), heads, widened)
-    packed = _packed(w0, rows, dtype)
-    slot = gamma.new_empty(1, dtype=torch.float32).expand(rows, w0.shape[1] + EXTRA)
-    return slot, packed, packed.new_empty(0) if second is None else torch.empty_like(packed)
+    return _made((w0, w1, w2), second, heads, widened, dtype)
 
 
 @operator("fst::folded_layer_backward")
@@ -237,7 +245,7 @@ def unfold(
     launch_kernel(
         unfold_kernel,
         (tiles_in(width, CHANNELS),),
-        grad, *norm, *weights, *found, *(None,) * (2 * (MOST - count)),
+        grad, *norm, *weights, *found, *(None,) * (2 * (MOST_WEIGHTS - count)),
         **_heads(count, rows, heads, widened),
         D=width,
         G=grad.shape[1],
@@ -306,13 +314,13 @@ def folded_layer(
 
     Each layer has this many heads, every one widened to so many rows.
     """
-    if not 0 < len(weights) <= MOST:
-        raise ValueError(f"weights must be one to {MOST}, got {len(weights)}")
+    if not 0 < len(weights) <= MOST_WEIGHTS:
+        raise ValueError(f"weights must be one to {MOST_WEIGHTS}, got {len(weights)}")
     wide = len(weights[0]) // heads if widened is None else widened
     pairs: list[Tensor | None] = []
     for weight, bias in zip(weights, biases, strict=True):
         pairs += [weight, bias]
-    pairs += [None] * (2 * (MOST - len(weights)))
+    pairs += [None] * (2 * (MOST_WEIGHTS - len(weights)))
     if second is not None:
         second = second.detach()
     return fold(gamma, beta, *pairs, second, heads, wide, dtype)

@@ -43,7 +43,12 @@ def pack_place_kernel(
     AXES: tl.constexpr, BANDS: tl.constexpr, K: tl.constexpr, RAW: tl.constexpr,
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of the packed layer; the first program makes the table."""
+    """Some rows of the packed layer; the first program makes the table.
+
+    Columns: for each axis K sines and K cosines, of which BANDS are real, then RAW for the
+    coordinates in two parts and the bias in two. The weight has the coordinates first, then the
+    sines of all axes, then the cosines.
+    """
     rows, columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, COLUMNS)
     dtype: tl.constexpr = packed.dtype.element_ty
     WIDE: tl.constexpr = 2 * AXES * K + RAW
@@ -77,6 +82,7 @@ def unpack_place_kernel(
     AXES: tl.constexpr, BANDS: tl.constexpr, K: tl.constexpr, RAW: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Some rows of the weight's gradient, and of the bias's: each has one place in `grad`."""
     rows, columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, COLUMNS)
     WIDE: tl.constexpr = 2 * AXES * K + RAW
     SIZE: tl.constexpr = AXES * (1 + 2 * BANDS)
