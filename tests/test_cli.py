@@ -1,10 +1,12 @@
 """The command line as a new user meets it, mistakes included: one clear line, no traceback."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from fst.cli import INTERRUPTED, USER_ERROR, main
+from fst.training.errors import Interrupted, TrainingError
 from tiny import BURGERS, MODEL, TRAINING
 
 
@@ -169,3 +171,26 @@ def test_a_folder_in_use_is_left_alone(capsys, tmp_path):
     assert code == USER_ERROR
     assert "already holds files" in err
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "parted"),
+    [
+        (None, 0, 1),
+        (Interrupted(Path("run"), 9, 2), INTERRUPTED, 1),
+        # The others may still be exchanging something with this process.
+        (TrainingError("no such thing"), USER_ERROR, 0),
+        (KeyboardInterrupt(), INTERRUPTED, 0),
+    ],
+)
+def test_processes_part_where_all_of_them_end(monkeypatch, error, code, parted):
+    calls = []
+
+    def command(**_):
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr("fst.cli.part", lambda: calls.append(1))
+    monkeypatch.setattr("fst.commands.recipes.list_recipes", command)
+    assert main(["recipes"]) == code
+    assert len(calls) == parted

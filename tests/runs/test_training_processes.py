@@ -17,6 +17,13 @@ from fst.base import Model
 from training_fakes import RANKS_SETTINGS, tiny_train
 from training_images import IMAGE_RANKS_SETTINGS, image_train, streamed_train
 
+# A process that aborts says where its threads were.
+RANKS_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "ACCELERATE_USE_CPU": "1",
+    "PYTHONFAULTHANDLER": "1",
+}
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -41,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
          "--master-addr=127.0.0.1", f"--master-port={free_port()}",
          training_ranks.__file__, str(folder)],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"},
+        env=os.environ | RANKS_ENVIRONMENT | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,
         timeout=240,
