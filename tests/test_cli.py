@@ -174,23 +174,23 @@ def test_a_folder_in_use_is_left_alone(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "parted"),
+    ("error", "code", "ended"),
     [
-        (None, 0, 1),
-        (Interrupted(Path("run"), 9, 2), INTERRUPTED, 1),
-        # The others may still be exchanging something with this process.
-        (TrainingError("no such thing"), USER_ERROR, 0),
-        (KeyboardInterrupt(), INTERRUPTED, 0),
+        (None, 0, [0]),
+        (Interrupted(Path("run"), 9, 2), INTERRUPTED, [INTERRUPTED]),
+        # The others may still wait for this process.
+        (TrainingError("no such thing"), USER_ERROR, []),
+        (KeyboardInterrupt(), INTERRUPTED, []),
     ],
 )
-def test_processes_part_where_all_of_them_end(monkeypatch, error, code, parted):
+def test_processes_end_at_once_where_all_of_them_end(monkeypatch, error, code, ended):
     calls = []
 
     def command(**_):
         if error is not None:
             raise error
 
-    monkeypatch.setattr("fst.cli.part", lambda: calls.append(1))
+    monkeypatch.setattr("fst.cli.end", calls.append)
     monkeypatch.setattr("fst.commands.recipes.list_recipes", command)
     assert main(["recipes"]) == code
-    assert len(calls) == parted
+    assert calls == ended

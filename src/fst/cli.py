@@ -33,7 +33,7 @@ from fst.recipes.comparison import CompileMode
 from fst.recipes.recipe import Recipe
 from fst.recipes.search import MORE_STEPS, RATES, STEPS
 from fst.training.errors import Interrupted, TrainingError
-from fst.training.processes import part
+from fst.training.processes import end
 
 USER_ERROR, INTERRUPTED = 2, 130
 # Every error about what a user gave is one of these, and its message says what to do.
@@ -333,11 +333,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             train_recipe(words[1], words[2:])
         else:
             app.cli(prog="fst", args=words or ["--help"])
-        part()
+        end(0)
     except Interrupted as interruption:
         if os.environ.get("RANK", "0") == "0":  # one voice for all processes
             print(f"fst: {interruption}", file=sys.stderr)
-        part()  # all stopped at the same step
+        end(INTERRUPTED)  # all stopped at the same step
         return INTERRUPTED
     except KeyboardInterrupt:
         goes_on = words[:1] in (["data"], ["compare"], ["search"])

@@ -1,18 +1,26 @@
-"""Several processes that train together, and how they part."""
+"""Several processes that train together, and how each of them ends."""
 
-import gc
+import logging
+import os
+import sys
 
 from torch import distributed
 
 
-def part() -> None:
-    """Leave the other processes, where there are any, while Python is still whole.
+def end(code: int) -> None:
+    """End this process with an exit code, if it has trained together with others.
 
-    Threads that exchange tensors live until nobody holds the group. One that lets go of a tensor
-    while Python ends aborts the process, though all its work is done (pytorch/pytorch#179291).
-    Wrapped models hold the group, so they are collected first. All processes come here, or none:
-    after an error of one, the others may still be exchanging something.
+    The threads by which processes exchange tensors go on once a wrapped model has used them, even
+    when their group is destroyed (seen with PyTorch 2.13). While Python takes itself apart, such a
+    thread can abort the process, though all work is done: we have seen two processes in some three
+    hundred do so, and pytorch/pytorch#179291 tells of the like. So nothing is taken apart here.
+
+    All processes come here, or none: after an error of one, others may still wait for it.
     """
-    if distributed.is_available() and distributed.is_initialized():
-        gc.collect()
-        distributed.destroy_process_group()
+    if not distributed.is_available() or not distributed.is_initialized():
+        return
+    distributed.destroy_process_group()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
