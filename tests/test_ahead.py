@@ -135,6 +135,7 @@ def test_sizes_that_are_not_known_are_left_out(told):
     assert not shape_environment.guards  # to ask for a number would fix it
 
 
+# Looked for, not imported: the interpreter is off in here, and was on when Triton was imported.
 @pytest.mark.skipif(find_spec("triton.experimental.gluon") is None, reason="needs Gluon")
 def test_what_is_noted_is_compiled_and_found(on_hopper, monkeypatch):
     lines = []

@@ -332,11 +332,11 @@ def tiles_of(width: int) -> tuple[int, int, int]:
 
 
 @lru_cache(1024)
-def plan(count: int, width: int, place: int, processors: int) -> Plan:
+def plan(count: int, width: int, place: int, available: int) -> Plan:
     """Three groups share the weights better; two where that leaves fewer processors idle."""
 
     def rounds(groups: int) -> int:
-        return groups * tiles_in(tiles_in(count, groups * ROWS.value), processors)
+        return groups * tiles_in(tiles_in(count, groups * ROWS.value), available)
 
     columns = sum(tiles_of(width))
     groups = 3 if columns <= 208 and rounds(3) <= 1.1 * rounds(2) else 2

@@ -207,10 +207,6 @@ def forward_constants(width: int, outputs: int) -> dict[str, int]:
     return {"D": width, "C": pieces, "OUT": min(most, outputs // side), "AHEAD": ahead}
 
 
-def programs(tensor: Tensor) -> int:
-    return processors(tensor.device)
-
-
 def piecewise(*tensors: Tensor) -> list[TensorDescriptor]:
     side = SIDE.value
     return [each for tensor in tensors for each in described(tensor, side, side)]
@@ -220,7 +216,7 @@ def forward(x: Tensor, w: Tensor, eps: float, y: Tensor) -> None:
     """Fills y (t n)."""
     constants, tiles = forward_constants(x.shape[1], w.shape[0]), tiles_in(x.shape[0], SIDE.value)
     slices = tiles_in(w.shape[0], constants["OUT"] * SIDE.value)
-    count = min(max(1, programs(x) // slices), tiles_in(tiles, GROUPS.value))
+    count = min(max(1, processors(x.device) // slices), tiles_in(tiles, GROUPS.value))
     launch_kernel(
         normed_linear_gluon_kernel, (count * slices,),
         *piecewise(x, w, y), tiles, slices, eps, **constants, num_warps=4,

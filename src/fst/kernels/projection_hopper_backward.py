@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fst.kernels.feed_forward_packing import tile_widths
 from fst.kernels.gluon_parts import barrier, barriers, copy_in, copy_out
+from fst.kernels.hopper import processors
 from fst.kernels.launching import launch_kernel
 from fst.kernels.projection_hopper import (
     BYTES,
@@ -34,7 +35,6 @@ from fst.kernels.projection_hopper import (
     _nothing,
     _pieces,
     piecewise,
-    programs,
 )
 from fst.kernels.tiles import tiles_in
 
@@ -232,7 +232,7 @@ def backward(dy: Tensor, x: Tensor, w: Tensor, eps: float, dx: Tensor, normed: T
     constants = backward_constants(x.shape[1], w.shape[0])
     tiles = tiles_in(x.shape[0], SIDE.value)
     given = dy, x, w, dx, normed
-    count = min(programs(x), tiles_in(tiles, GROUPS.value))
+    count = min(processors(x.device), tiles_in(tiles, GROUPS.value))
     launch_kernel(
         normed_linear_backward_gluon_kernel, (count,),
         *piecewise(*given), tiles, eps, **constants, num_warps=4,

@@ -11,7 +11,6 @@ stay there until they are read, and a step that was not finite is named then.
 
 import gc
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -76,10 +75,6 @@ class Trainer:
         settings: TrainingSettings,
         accelerator: Accelerator,
     ) -> None:
-        if settings.compile:
-            # PyTorch's compiler simplifies more expressions than SymPy remembers if not told to. It
-            # asks for this when it is imported: with the optimiser below, or earlier by others.
-            os.environ.setdefault("SYMPY_CACHE_SIZE", "20000")
         self.settings = settings
         self.schedule = settings.schedule
         self.accelerator = accelerator
