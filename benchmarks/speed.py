@@ -8,8 +8,9 @@
 On a GPU the sizes are the paper's (single-viscosity Burgers) and training runs in BF16; on a CPU
 everything but the widths is reduced and runs in FP32. Values are waves made up on the spot: time
 and memory do not depend on them. On a GPU, whatever trains or compiles runs in a process of its
-own, and training without compiler caches, so that the wait for the first step and the peak of the
-memory are those of a fresh start. Rows are written as they come: a killed run keeps what it has.
+own, and compiled training without compiler caches, so that the wait for the first step and the
+peak of the memory are those of a fresh start. Rows are written as they come: a killed run keeps
+what it has.
 
 `fast` is what users get, `plain` the same with PyTorch's operations only (`fst.kernels.reference`).
 On a CPU training is the same code in both.
@@ -21,6 +22,7 @@ installed.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -112,14 +114,17 @@ def measured(section: Section, entry: str, setting: Setting) -> Row:
         return {"entry": entry, "error": reason}
 
 
-def in_a_child(section: Section, entry: str, arguments: list[str], seconds: float | None) -> Row:
-    """The same in a fresh process."""
+def in_a_child(
+    section: Section, entry: str, arguments: list[str], seconds: float | None, caches: Path
+) -> Row:
+    """The same in a fresh process, with compilers that keep their things in `caches`."""
+    if section.forgetful(entry):
+        shutil.rmtree(caches, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "row.json"
         environment = dict(os.environ)
-        if section.forgetful:
-            environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
-            environment["TRITON_CACHE_DIR"] = str(Path(folder) / "triton")
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")
+        environment["TRITON_CACHE_DIR"] = str(caches / "triton")
         command = [sys.executable, __file__, *arguments, "--entry", section.name, entry, str(file)]
         try:
             done = subprocess.run(
@@ -136,7 +141,14 @@ def in_a_child(section: Section, entry: str, arguments: list[str], seconds: floa
         return row
 
 
-def run(names: list[str], setting: Setting, results: Results, isolate: bool, options: Any) -> None:
+def run(
+    names: list[str],
+    setting: Setting,
+    results: Results,
+    isolate: bool,
+    options: Any,
+    caches: Path,
+) -> None:
     """Measure, write and show section by section."""
     begun = time.monotonic()
 
@@ -149,7 +161,7 @@ def run(names: list[str], setting: Setting, results: Results, isolate: bool, opt
             return {"entry": entry, "error": "left out: the time given by --limit is over"}
         start = time.monotonic()
         if isolate and section.alone(entry):
-            row = in_a_child(section, entry, options.given, remaining)
+            row = in_a_child(section, entry, options.given, remaining, caches)
         else:
             row = measured(section, entry, setting)
         return {**row, "took_seconds": round(time.monotonic() - start, 1)}
@@ -273,7 +285,8 @@ def main(given: list[str] | None = None) -> Results | None:
     console.print(f"{setting.sizes.name} sizes on {results.heading['environment']['hardware']}")
     isolate = setting.cuda if options.isolate is None else options.isolate
     names = [name for name in SECTIONS if name in options.sections]
-    run(names, setting, results, isolate, options)
+    with tempfile.TemporaryDirectory() as folder:
+        run(names, setting, results, isolate, options, Path(folder) / "compiled")
     show(results)
     return results
 

@@ -3,13 +3,12 @@
 Refinement stands for all that is done before the first query, whatever the model.
 
 Three ways to ask: `call` is the documented `model(observations)(queries)`, checked and in chunks;
-`direct` skips the checks, draws the evaluation points once and decodes in one piece; `compiled`
-is the same after torch.compile, with CUDA graphs on a GPU.
+`direct` skips the checks, draws FST's evaluation points once and decodes in one piece; `recorded`
+replays CUDA graphs: `fst.Recorded` for FST, the direct way for the plain path and the others.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from speed_setting import (
@@ -25,85 +24,47 @@ from speed_setting import (
     path,
     peak_gib,
     precision,
+    recorded,
     release,
 )
-from torch import Tensor
 
-from fst import Anchors, Field, FunctionSpaceTransformer, Observations
-from fst.base import PointDraws
+from fst import FunctionSpaceTransformer, Recorded, kernels
 
 # Into how many equal pieces the many queries are cut where the field is asked directly.
 PIECES = 40
 
-# What a field is made of: features, anchor positions and both kinds of length scales.
-Parts = tuple[Tensor, Tensor, Tensor, Tensor]
-
 
 @dataclass(frozen=True)
 class Predictor:
-    """One way to ask: what refines, what decodes, and what must precede both."""
+    """One way to ask: everything, and its two parts."""
 
-    refine: Callable[[], Any]
-    decode: Callable[[Any, Tensor], Tensor]
-    begin: Callable[[], None]
-
-    def whole(self, queries: Tensor) -> Tensor:
-        self.begin()
-        return self.decode(self.refine(), queries)
+    whole: Callable[[], object]
+    refine: Callable[[], object]
+    decode: Callable[[], object]
 
 
 def predictor(name: str, way: str, setting: Setting) -> Predictor:
-    """A model with one set of observations, ready to be asked."""
+    """A model with one set of observations, ready to be asked for the whole grid."""
     sizes, device = setting.sizes, setting.device
     network = operator(sizes.configs()[name], device).eval()
-    given = observations(sizes, 1, device)
-    if way == "call":
-        return Predictor(lambda: network(given), lambda field, asked: field(asked), lambda: None)
-
-    assert isinstance(network, FunctionSpaceTransformer)
-    stream = network.point_stream(sizes.fst.anchor_seed, sizes.fst.sobol_seed)
-    draws = stream.draw().to(device, torch.float32)
-
-    def refine(positions: Tensor, values: Tensor, indices: Tensor, uniform: Tensor) -> Parts:
-        field = network.represent(Observations(positions, values), PointDraws(indices, uniform))
-        anchors = field.unit_anchors
-        return (
-            field.features,
-            anchors.positions,
-            anchors.length_scales,
-            anchors.refinement_length_scales,
-        )
-
-    def decode(parts: Parts, queries: Tensor) -> Tensor:
-        features, *anchors = parts
-        field = Field(
-            network.domain,
-            Anchors(*anchors),
-            features,
-            None,
-            network.decoder,
-            network.standardize_outputs,
-        )
-        return field.decode(queries)
-
-    def begin() -> None:
-        pass
-
-    if way == "compiled":
-        refine = torch.compile(refine, mode="reduce-overhead", dynamic=False)
-        decode = torch.compile(decode, mode="reduce-overhead", dynamic=False)
-        # The memory of a replayed graph may be used again from here on.
-        begin = torch.compiler.cudagraph_mark_step_begin
-    return Predictor(lambda: refine(given.positions, given.values, *draws), decode, begin)
-
-
-def held(parts: object) -> object:
-    """A copy that the next replay of a CUDA graph does not overwrite."""
-    return tuple(part.clone() for part in parts) if isinstance(parts, tuple) else parts
+    given, queries = observations(sizes, 1, device), grid_queries(sizes, device)
+    ours = isinstance(network, FunctionSpaceTransformer)
+    if way == "call" or (way == "recorded" and ours and kernels.enabled()):
+        ask = Recorded(network) if way == "recorded" else network
+        field = ask(given)
+        return Predictor(lambda: ask(given)(queries), lambda: ask(given), lambda: field(queries))
+    draws = network.draws_for(given) if ours else None
+    output = network.represent(given, draws)
+    calls = (
+        lambda: network.represent(given, draws).decode(queries),
+        lambda: network.represent(given, draws),
+        lambda: output.decode(queries),
+    )
+    return Predictor(*(recorded(call, device) if way == "recorded" else call for call in calls))
 
 
 def ways(setting: Setting) -> tuple[str, ...]:
-    return ("compiled", "direct", "call") if setting.compiled else ("direct", "call")
+    return ("recorded", "call") if setting.cuda else ("call",)
 
 
 class Prediction(Section):
@@ -117,11 +78,14 @@ class Prediction(Section):
             f"fst {each}, {number}, {way}"
             for number in setting.precisions
             for each in ("fast", "plain")
-            for way in ways(setting)
+            for way in (*ways(setting), "direct")
         ]
         others = [name for name in models(setting) if name != "fst"]
         return ours + [
-            f"{name}, {number}, call" for name in others for number in setting.precisions
+            f"{name}, {number}, {way}"
+            for name in others
+            for number in setting.precisions
+            for way in ways(setting)
         ]
 
     @torch.no_grad()
@@ -129,33 +93,21 @@ class Prediction(Section):
         called, number, way = entry.split(", ")
         name, *rest = called.split()
         each = rest[0] if rest else "fast"
-        queries = grid_queries(setting.sizes, setting.device)
         release(setting.device)
         with path(each), precision(number, setting.device):
             asked = predictor(name, way, setting)
-
-            def refine() -> None:
-                asked.begin()
-                asked.refine()
-
-            whole = clock(lambda: asked.whole(queries), setting)
-            refinement = clock(refine, setting)
-            asked.begin()
-            field = held(asked.refine())
-
-            def decode() -> None:
-                asked.begin()
-                asked.decode(field, queries)
-
-            decoding = clock(decode, setting)
+            parts = {
+                "whole": clock(asked.whole, setting),
+                "refinement": clock(asked.refine, setting),
+                "decoding": clock(asked.decode, setting),
+            }
         row: Row = {
             "model": name,
             "path": each,
             "precision": number,
             "way": way,
-            "queries": queries.shape[1],
+            "queries": setting.sizes.grid[0] * setting.sizes.grid[1],
         }
-        parts = {"whole": whole, "refinement": refinement, "decoding": decoding}
         for part, times in parts.items():
             row |= {f"{part}_{name}": value for name, value in times.items()}
         return row | {"peak_gib": peak_gib(setting.device)}
@@ -170,7 +122,7 @@ class Decoding(Section):
     def entries(self, setting: Setting) -> list[str]:
         number = setting.precisions[0]
         paths = ("fast", "plain")
-        return [f"{each}, {number}, {way}" for each in paths for way in ways(setting)]
+        return [f"{each}, {number}, {way}" for each in paths for way in ("direct", "call")]
 
     @torch.no_grad()
     def measure(self, entry: str, setting: Setting) -> Row:
@@ -182,15 +134,14 @@ class Decoding(Section):
         values = torch.empty(1, count, 1, device=device)
         size = count if way == "call" else count // PIECES
         with path(each), precision(number, device):
-            asked = predictor("fst", way, setting)
-            asked.begin()
-            field = held(asked.refine())
+            network = operator(setting.sizes.configs()["fst"], device).eval()
+            field = network(observations(setting.sizes, 1, device))
+            ask = field if way == "call" else field.decode
 
             def decode() -> None:
                 pairs = zip(queries.split(size, dim=1), values.split(size, dim=1), strict=True)
                 for some, result in pairs:
-                    asked.begin()
-                    result.copy_(asked.decode(field, some))
+                    result.copy_(ask(some))
 
             seconds = clock(decode, setting, warmup=1, most=20)["ms"] / 1e3
         peak, given = peak_gib(device), (queries.nbytes + values.nbytes) / 2**30

@@ -67,8 +67,6 @@ class Section(ABC):
 
     name: ClassVar[str]
     columns: ClassVar[tuple[str, ...]]
-    forgetful: ClassVar[bool] = False
-    """Whether a process of its own also does without what compilers keep on the disk."""
     timeless: ClassVar[bool] = False
     """Whether no row is about time: then processes run beside each other."""
 
@@ -78,6 +76,11 @@ class Section(ABC):
     def alone(self, entry: str) -> bool:
         """Whether an entry deserves a process of its own: a fresh compiler and fresh memory."""
         return "compiled" in entry
+
+    def forgetful(self, entry: str) -> bool:
+        """Whether that process also does without what compilers have kept on the disk."""
+        del entry
+        return False
 
     @abstractmethod
     def measure(self, entry: str, setting: Setting) -> Row: ...

@@ -80,7 +80,6 @@ class Training(Section):
     """Steps a second of every model; `plain` is ours with PyTorch's operations only."""
 
     name = "training"
-    forgetful = True
     columns = (
         "entry", "parameters", "steps_per_second", "ms", "peak_gib", "first_step_seconds",
         "ready_seconds",
@@ -95,6 +94,9 @@ class Training(Section):
 
     def alone(self, entry: str) -> bool:
         return True
+
+    def forgetful(self, entry: str) -> bool:
+        return "compiled" in entry
 
     def measure(self, entry: str, setting: Setting) -> Row:
         name, *middle, way = entry.split(", ")
@@ -128,8 +130,8 @@ class Training(Section):
             # Compilation included: replayed graphs allocate nothing that could be seen later.
             "peak_gib": peak_gib(setting.device),
             "reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if setting.cuda else None,
-            "first_step_seconds": first,
-            "ready_seconds": ready,
+            "first_step_seconds": first if way == "compiled" else None,
+            "ready_seconds": ready if way == "compiled" else None,
         }
 
     def conclude(self, rows: list[Row], earlier: dict[str, list[Row]]) -> Conclusion:

@@ -9,15 +9,11 @@ MODEL = (
 TRAINING = (
     "--training.batch-size 2 --training.queries 16 --training.schedule.maximum 6 "
     "--training.schedule.warmup 2 --training.validate-every 3 --training.checkpoint-every 3 "
-    "--training.log-every 1 --training.no-tensorboard --training.precision fp32 "
-    "--training.no-compile"
+    "--training.log-every 1 --training.no-tensorboard --training.precision fp32"
 ).split()
-STAGED = [
-    word
-    for pair in zip(TRAINING[::2], TRAINING[1::2])
-    for word in pair
-    if pair[0] != "--training.schedule.warmup"
-]
+# Schedules in stages have no warm-up.
+_WARMUP = TRAINING.index("--training.schedule.warmup")
+STAGED = TRAINING[:_WARMUP] + TRAINING[_WARMUP + 2 :]
 BURGERS = (
     "--data.training 6 --data.validation 2 --data.test 2 --data.points 32 --data.times 11 "
     "--data.supervision-grid 5 8 --data.validation-grid 5 8 "

@@ -15,6 +15,7 @@ from fst.blending import rbf_blend
 from fst.config import FunctionSpaceConfig
 from fst.field import Field
 from fst.model import FunctionSpaceTransformer
+from fst.recorded import Recorded
 from fst.types import Anchors, Domain, Observations
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "FunctionSpaceConfig",
     "FunctionSpaceTransformer",
     "Observations",
+    "Recorded",
     "build",
     "data",
     "from_pretrained",

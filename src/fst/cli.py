@@ -246,8 +246,8 @@ def compare(
     seeds: int = 1,
     data: Path | None = None,
     device: str | None = None,
-    compile: bool = False,
-    compile_mode: CompileMode = "default",
+    compile: bool = True,
+    compile_mode: CompileMode | None = None,
 ) -> None:
     """Train the models of a task with the same budget and write one table; also goes on with one.
 
@@ -259,8 +259,8 @@ def compare(
         seeds: Train every model with this many seeds.
         data: Data folder; ./data/... when not given, and made there if missing.
         device: cpu or cuda; a GPU where there is one.
-        compile: Compile every model that can be compiled.
-        compile_mode: Passed to torch.compile; only with --compile.
+        compile: Compile every model that can be compiled, on a GPU.
+        compile_mode: Compile with this mode of torch.compile, on a CPU as well.
     """
     compare_command.compare(
         task,
@@ -270,7 +270,7 @@ def compare(
         seeds=seeds,
         data=data,
         device=device,
-        compile_mode=compile_mode if compile else None,
+        compilation=compile_mode if compile else "no",
         console=console,
     )
 

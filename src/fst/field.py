@@ -89,18 +89,26 @@ class Field(Output):
             return self.decode(queries)
         unit = self.domain.to_unit(queries)
         whole = neighbors is None or neighbors >= self.features.shape[1]
-        fused = kernels.fused_blend is not None and kernels.usable(self.like, self.features)
-        parts = self._fused(unit) if whole and fused else self._in_regions(unit, neighbors)
+        fused = whole and self._is_fused()
+        parts = self._fused(unit) if fused else self._in_regions(unit, neighbors)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def in_one_piece(self, queries: Float[Tensor, "b q s"]) -> bool:
+        """Whether all queries are answered at once, by kernels without memory of their own."""
+        return self._is_fused() and self._pieces(queries) == 1
+
+    def _is_fused(self) -> bool:
+        return kernels.fused_blend is not None and kernels.usable(self.like, self.features)
+
+    def _pieces(self, queries: Float[Tensor, "b q s"]) -> int:
+        batch, _, width = self.features.shape
+        size = product_dtype(self.features).itemsize
+        held = queries.shape[1] * batch * width * size * FUSED_WIDTHS[size]
+        return math.ceil(held / FUSED_BYTES)
 
     def _fused(self, queries: Float[Tensor, "b q s"]) -> list[Float[Tensor, "b p o"]]:
         """Values in equal parts, where a kernel blends without any memory of its own."""
-        batch, _, width = self.features.shape
-        size = product_dtype(self.features).itemsize
-        number = math.ceil(
-            queries.shape[1] * batch * width * size * FUSED_WIDTHS[size] / FUSED_BYTES
-        )
-        parts = queries.tensor_split(max(1, number), dim=1)
+        parts = queries.tensor_split(max(1, self._pieces(queries)), dim=1)
         inside, prepared = (queries, self.features, *self.decoder.parameters()), Prepared()
         if learned(*inside) or not scattered(queries):
             return [self._decode_unit(part, prepared=prepared) for part in parts]

@@ -71,7 +71,7 @@ class FunctionSpaceTransformer(Operator):
         self, observations: Observations, draws: PointDraws | None = None, record: bool = False
     ) -> Field:
         """The walk: encode, place anchors, refine. `record` keeps the features of every step."""
-        draws = self._draws(draws, observations)
+        draws = self.draws_for(observations, draws)
         mask = observations.mask
         condition = None
         if observations.condition is not None:
@@ -138,7 +138,8 @@ class FunctionSpaceTransformer(Operator):
     def undecayed(self) -> list[nn.Parameter]:
         return self.predict_anchors.logarithms()
 
-    def _draws(self, draws: PointDraws | None, observations: Observations) -> PointDraws:
+    def draws_for(self, observations: Observations, draws: PointDraws | None = None) -> PointDraws:
+        """The draws given, or those of the configuration's seeds, beside the observations."""
         if draws is None:  # the same call gives the same answer
             stream = self.point_stream(self.config.anchor_seed, self.config.sobol_seed)
             draws = stream.draw()

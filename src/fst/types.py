@@ -134,24 +134,30 @@ class Domain:
     def axes(self) -> int:
         return len(self.low)
 
-    def _edges(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        return like.new_tensor(self.low), like.new_tensor(self.high)
+    def edges(self, like: Tensor) -> tuple[Float[Tensor, " s"], Float[Tensor, " s"]]:
+        """The lowest and the highest corner."""
+        # Filled in place: a copy from the host would wait for the GPU, and cannot be recorded.
+        low, high = (
+            torch.stack([like.new_full((), number) for number in edge])
+            for edge in (self.low, self.high)
+        )
+        return low, high
 
     def to_unit(self, positions: Float[Tensor, "b p s"]) -> Float[Tensor, "b p s"]:
         if self == Domain.unit(self.axes):
             return positions
-        low, high = self._edges(positions)
+        low, high = self.edges(positions)
         return (positions - low) / (high - low)
 
     def from_unit(self, positions: Float[Tensor, "b p s"]) -> Float[Tensor, "b p s"]:
         if self == Domain.unit(self.axes):
             return positions
-        low, high = self._edges(positions)
+        low, high = self.edges(positions)
         return low + positions * (high - low)
 
     def stretch(self, lengths: Float[Tensor, "b p s"]) -> Float[Tensor, "b p s"]:
         """Lengths measured in the unit box, in the units of this domain."""
-        low, high = self._edges(lengths)
+        low, high = self.edges(lengths)
         return lengths * (high - low)
 
 
@@ -222,7 +228,7 @@ def _check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
 
 
 def _check_inside(name: str, value: Tensor, domain: Domain, mask: Tensor | None = None) -> None:
-    low, high = value.new_tensor(domain.low), value.new_tensor(domain.high)
+    low, high = domain.edges(value)
     slack = DOMAIN_TOLERANCE * (high - low)
     inside = ((value >= low - slack) & (value <= high + slack)).all(dim=-1)
     if mask is not None:

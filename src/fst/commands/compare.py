@@ -44,7 +44,7 @@ from fst.evaluation.rows import read_rows
 from fst.evaluation.runs import RESULTS
 from fst.pretrained import write_atomically
 from fst.recipes import find
-from fst.recipes.comparison import CompileMode, contestant, models_of, seed_of
+from fst.recipes.comparison import Compilation, contestant, models_of, seed_of
 from fst.recipes.recipe import Recipe, build_model
 from fst.training.budget import parse_budget
 from fst.training.errors import TrainingError, clear_file_errors
@@ -65,7 +65,7 @@ def compare(
     seeds: int = 1,
     data: Path | None = None,
     device: str | None = None,
-    compile_mode: CompileMode | None = None,
+    compilation: Compilation = None,
     console: Console | None = None,
     make: Callable[[str], Recipe] = find,
     launch: Launch = launch_process,
@@ -83,10 +83,10 @@ def compare(
         "kind": KIND,
         "task": task,
         "budget": str(parse_budget(budget)),
-        "compile": compile_mode or "as the recipes say",
+        "compile": compilation or "as the recipes say",
     }
     names = models_of(task, tuple(models))
-    recipes = {model: contestant(make(name), compile_mode) for model, name in names.items()}
+    recipes = {model: contestant(make(name), compilation) for model, name in names.items()}
     folder, before = ComparisonFolder(out), read_settings(out, KIND) or {}
     place = train_command.choose_device(device)
     data = find_data(out, next(iter(recipes.values())), data)

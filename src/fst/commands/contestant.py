@@ -29,6 +29,7 @@ from fst.recipes.comparison import entry
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.training import checkpoint
 from fst.training.budget import Budget, Calibration, calibrate, parse_budget, release
+from fst.training.compilation import compiles
 from fst.training.errors import Interrupted, TrainingError, clear_file_errors
 
 FAILED, OTHER_DATA, INTERRUPTED = 1, 3, 130
@@ -135,17 +136,18 @@ def make_plan(
 ) -> Plan:
     """Measure a scratch copy of the model; where it does not compile, as it is without."""
     settings, note, measured = recipe.training, None, None
-    if settings.compile:
+    compiled = compiles(settings, training.samples.device)
+    if compiled:
         try:
             measured = _measure(recipe, budget, training, validation)
         except Exception as error:  # compilers fail in too many ways to name
             note = f"compiled it failed ({_first_line(error)}), so it was trained uncompiled"
-            settings = replace(settings, compile=False)
+            compiled = False
     if measured is None:
         release()  # the failed attempt, which its error held until now
-        eager = replace(recipe, training=settings)
+        eager = replace(recipe, training=replace(settings, compile=False))
         measured = _measure(eager, budget, training, validation)
-    return Plan(budget.steps(measured.steps_per_second), settings.compile, measured, note)
+    return Plan(budget.steps(measured.steps_per_second), compiled, measured, note)
 
 
 def _measure(

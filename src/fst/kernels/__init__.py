@@ -61,6 +61,11 @@ _MOST_NUMBERS = 2**31
 _enabled = True
 
 
+def enabled() -> bool:
+    """Whether kernels of our own run where they apply."""
+    return _enabled
+
+
 def _on_gpu(tensor: Tensor) -> bool:
     """On one of NVIDIA's: some kernels contain its instructions."""
     return tensor.is_cuda and torch.version.hip is None

@@ -15,6 +15,8 @@ from fst.recipes.recipe import Recipe
 from fst.training.budget import spend
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
+# "no" leaves models as they are, None leaves it to their recipes.
+Compilation = CompileMode | Literal["no"] | None
 
 # Apart enough that the streams which a run derives from its seed are its own.
 SEED_STRIDE = 1_000
@@ -52,14 +54,13 @@ def models_of(task: str, wanted: tuple[str, ...] = ()) -> dict[str, str]:
     return {model: known[task][model] for model in wanted or known[task]}
 
 
-def contestant(recipe: Recipe, compile_mode: CompileMode | None = None) -> Recipe:
-    """The recipe without what only costs time here: the same model, data, loss and test grids.
-
-    `compile_mode` asks for compilation; without it the recipe keeps its own choice.
-    """
+def contestant(recipe: Recipe, compilation: Compilation = None) -> Recipe:
+    """The recipe without what only costs time here: the same model, data, loss and test grids."""
     training = replace(recipe.training, tensorboard=False, wandb=False)
-    if compile_mode is not None:
-        training = replace(training, compile=True, compile_mode=compile_mode)
+    if compilation == "no":
+        training = replace(training, compile=False)
+    elif compilation is not None:
+        training = replace(training, compile=True, compile_mode=compilation)
     evaluation = recipe.evaluation
     if isinstance(evaluation, EvaluationSettings):
         evaluation = replace(evaluation, neighbors=())

@@ -48,6 +48,7 @@ def burgers() -> Recipe:
             learning_rate=2e-3,
             clip=1.0,
             precision="fp32",
+            compile=False,
             validate_every=250,
             checkpoint_every=500,
             log_every=10,

@@ -24,8 +24,6 @@ def burgers_single_fst() -> Recipe:
             schedule=WarmupCosine(warmup=1_000, maximum=13_000),
             clip=1.0,
             augment=True,
-            compile=True,
-            compile_mode="reduce-overhead",
             checkpoint_every=5_000,
         ),
     )
@@ -46,8 +44,6 @@ def burgers_all_fst() -> Recipe:
             predictor_learning_rate=None,
             clip=1.0,
             augment=True,
-            compile=True,
-            compile_mode="reduce-overhead",
             checkpoint_every=5_000,
         ),
     )
@@ -67,8 +63,6 @@ def darcy_fst() -> Recipe:
             schedule=WarmupCosine(warmup=1_000, maximum=20_000),
             queries=4_096,
             augment=True,
-            compile=True,
-            compile_mode="reduce-overhead",
             checkpoint_every=5_000,
         ),
     )

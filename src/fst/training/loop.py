@@ -19,6 +19,7 @@ from rich.console import Console
 from fst.base import Model
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.training import checkpoint
+from fst.training.compilation import compiles
 from fst.training.errors import (
     CheckpointError,
     Interrupted,
@@ -84,6 +85,8 @@ def train(
         start = trainer.progression.step
         records = stack.enter_context(Records(folder, settings, start)) if main else None
         progress = stack.enter_context(Progress(console, start, settings.schedule.maximum))
+        if compiles(settings, trainer.device):
+            progress.say("the first step is compiled, which takes a minute or more")
         try:
             reason = run(trainer, folder, Journal(trainer, records, progress), interruption)
         except TrainingError as error:
@@ -162,7 +165,7 @@ def build_accelerator(settings: TrainingSettings, device: torch.device) -> Accel
     # Accelerate remembers its first settings; a process may train several models, one by one.
     AcceleratorState._reset_state()
     compiler = None
-    if settings.compile:
+    if compiles(settings, device):
         compiler = TorchDynamoPlugin(backend="inductor", mode=settings.compile_mode, dynamic=False)
     return Accelerator(
         mixed_precision="bf16" if settings.precision == "bf16" else "no",

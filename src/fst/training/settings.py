@@ -55,10 +55,11 @@ class TrainingSettings:
     weights use the average. It is off in the paper."""
     augment: bool = False
     """Apply the exact symmetries of the data at random. Off in the paper."""
-    compile: bool = False
-    """Compile the forward and backward pass with torch.compile."""
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
-    """Passed to torch.compile; only with `compile`."""
+    compile: bool | None = None
+    """Compile the forward and backward pass with torch.compile. None compiles where one process
+    trains on one GPU."""
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "reduce-overhead"
+    """Passed to torch.compile."""
 
     log_every: int = 50
     """Steps that one line of metrics averages."""

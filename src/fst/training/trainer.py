@@ -25,6 +25,7 @@ from fst.data.samples import Rows
 from fst.kernels.ahead import compiled_ahead
 from fst.training.batches import in_order, plan
 from fst.training.checkpoint import Checkpoint
+from fst.training.compilation import compiles, explained
 from fst.training.errors import CheckpointError, NonFiniteError, TrainingError
 from fst.training.objectives import Objective
 from fst.training.optimization import Average, build_optimizer, set_rates
@@ -103,7 +104,7 @@ class Trainer:
                 parameter.grad = torch.zeros_like(parameter)
         self.progression = Progression()
         self.best_weights: dict[str, Tensor] = {}
-        self._compiles = settings.compile
+        self._compiles = compiles(settings, self.device)
         self._unread = 0
         self._table = torch.zeros(settings.log_every, 2, device=self.device)
 
@@ -121,7 +122,7 @@ class Trainer:
         if not self._compiles:
             self._update()
             return
-        with compiled_ahead(self.device, self.processes), _garbage_kept():
+        with explained(), compiled_ahead(self.device, self.processes), _garbage_kept():
             self._update()
         self._compiles = False
 

@@ -1,0 +1,81 @@
+"""Whether a run is compiled, and what a failing compiler leaves the user with."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from fst.recipes import RECIPES
+from fst.training import compilation
+from fst.training.compilation import compiles, explained
+from fst.training.errors import TrainingError
+from fst.training.settings import TrainingSettings
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+OPEN = TrainingSettings()
+
+
+class Processes:
+    num_processes = 1
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """One process, Triton and a GPU that can be compiled for, each to be taken away."""
+    monkeypatch.setattr(compilation, "PartialState", Processes)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    return monkeypatch
+
+
+def test_left_open_one_process_compiles_on_a_gpu(machine):
+    assert compiles(OPEN, GPU)
+    assert not compiles(OPEN, CPU)
+
+
+def test_several_processes_do_not(machine):
+    machine.setattr(Processes, "num_processes", 2)
+    assert not compiles(OPEN, GPU)
+
+
+def test_nor_does_a_gpu_that_is_too_old(machine):
+    machine.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
+    assert not compiles(OPEN, GPU)
+
+
+def test_nor_what_has_no_triton(machine):
+    machine.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not compiles(OPEN, GPU)
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_what_the_settings_say_is_done(device, wanted):
+    assert compiles(TrainingSettings(compile=wanted), device) is wanted
+
+
+def test_every_recipe_leaves_it_open_but_the_demo():
+    chosen = {name: make().training.compile for name, make in RECIPES.items()}
+    assert {name for name, choice in chosen.items() if choice is not None} == {"demo/burgers"}
+    assert chosen["demo/burgers"] is False
+
+
+def test_a_failing_compiler_is_explained():
+    def broken(graph, inputs):
+        raise RuntimeError("no such register")
+
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.sin, backend=broken)
+    with (
+        pytest.raises(
+            TrainingError, match="RuntimeError: no such register.; --training.compile False"
+        ),
+        explained(),
+    ):
+        compiled(torch.zeros(2))
+    torch._dynamo.reset()
+
+
+def test_other_errors_stay_as_they_are():
+    with pytest.raises(torch.OutOfMemoryError, match="full"), explained():
+        raise torch.OutOfMemoryError("full")

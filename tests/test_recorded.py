@@ -1,0 +1,197 @@
+"""Recorded predictions: the model's own answers, whatever came before.
+
+Without a GPU a replay is what it stands for: the work, done again on the same tensors.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fst
+from fst import Domain, Field, FunctionSpaceConfig, Observations, Recorded, recorded
+from fst.model import build
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CONFIG = FunctionSpaceConfig(
+    low=(0.0, -1.0),
+    high=(2.0, 3.0),
+    width=16,
+    heads=2,
+    fourier_bands=4,
+    rows=(4,),
+    anchors_per_row=8,
+    predictor_width=8,
+    predictor_heads=2,
+    predictor_blocks=1,
+    refinement_steps=2,
+    points_from_anchors=8,
+    points_from_sobol=8,
+)
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    """How often something was recorded; on a CPU, without a graph."""
+    captured, real = [], recorded.capture
+
+    def capture(work, given):
+        captured.append([each if each is None else tuple(each.shape) for each in given])
+        if DEVICE == "cuda":
+            return real(work, given)
+        found = work(*given)
+
+        def replay():
+            for mine, new in zip(found, work(*given), strict=True):
+                if mine is not None:
+                    mine.copy_(new)
+
+        return replay, found
+
+    monkeypatch.setattr(recorded, "capture", capture)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(recorded, "_require_gpu", lambda model: None)
+        monkeypatch.setattr(Field, "in_one_piece", lambda field, queries: queries.shape[1] < 100)
+    return captured
+
+
+def network(**changes):
+    model = build(replace(CONFIG, **changes)).to(DEVICE).eval()
+    model.standardize_outputs.set(0.5, 2.0)
+    return model
+
+
+def points(count, batch=2):
+    low, high = Domain(CONFIG.low, CONFIG.high).edges(torch.empty(0))
+    return (low + (high - low) * torch.rand(batch, count, 2)).to(DEVICE)
+
+
+def some(count=20, batch=2, **rest):
+    return Observations(points(count, batch), torch.randn(batch, count, 1).to(DEVICE), **rest)
+
+
+def agree(found, wanted):
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_the_answers_are_the_models(emulated):
+    model, queries = network(), points(30)
+    predict = Recorded(model)
+    for _ in range(3):
+        observations = some()
+        field, wanted = predict(observations), model(observations)
+        agree(field.features, wanted.features)
+        agree(field.anchors.positions, wanted.anchors.positions)
+        agree(field.anchors.length_scales, wanted.anchors.length_scales)
+        agree(field(queries), wanted(queries))
+    assert len(emulated) == 2  # refinement and decoding, once each
+    assert isinstance(field, Field)
+
+
+@torch.no_grad()
+def test_earlier_answers_stay(emulated):
+    model, queries = network(), points(30)
+    predict = Recorded(model)
+    given = [some() for _ in range(2)]
+    fields = [predict(each) for each in given]
+    values = [field(queries) for field in fields]
+    for field, value, observations in zip(fields, values, given, strict=True):
+        wanted = model(observations)
+        agree(field.features, wanted.features)
+        agree(value, wanted(queries))
+    assert len(emulated) == 2
+
+
+@torch.no_grad()
+def test_new_weights_count(emulated):
+    model, observations, queries = network(), some(), points(30)
+    predict = Recorded(model)
+    before = predict(observations)(queries)
+    for parameter in model.parameters():
+        parameter.mul_(1.1)
+    after = predict(observations)(queries)
+    assert not torch.allclose(before, after)
+    agree(after, model(observations)(queries))
+    assert len(emulated) == 2
+    moved = model.decoder.output[2].bias
+    moved.data = moved.data + 1  # at another place
+    agree(predict(observations)(queries), model(observations)(queries))
+    assert len(emulated) == 4
+
+
+@torch.no_grad()
+def test_every_kind_of_observations_has_a_recording_of_its_own(emulated):
+    model = network(condition_channels=1, condition_width=4)
+    predict, queries = Recorded(model), points(30)
+    mask = (torch.arange(20) < torch.tensor([[20], [13]])).to(DEVICE)
+    nu = torch.rand(2, 1).to(DEVICE)
+    for rest in ({}, {"mask": mask}, {}, {"mask": mask.flip(0)}):
+        observations = some(condition=nu, **rest)
+        agree(predict(observations)(queries), model(observations)(queries))
+    assert len(emulated) == 3  # with and without a mask, and the decoding
+
+
+@torch.no_grad()
+def test_the_oldest_recording_goes_first(emulated, monkeypatch):
+    monkeypatch.setattr(recorded, "MOST_RECORDINGS", 2)
+    predict = Recorded(network())
+    for count in (10, 11, 10, 12, 10, 11):
+        predict(some(count))
+    assert [shapes[0][1] for shapes in emulated] == [10, 11, 12, 11]
+
+
+@torch.no_grad()
+def test_autocast_is_that_of_the_call(emulated):
+    model, observations, queries = network(), some(), points(30)
+    predict = Recorded(model)
+    half = torch.autocast(DEVICE, torch.bfloat16)
+    exact = predict(observations)(queries)
+    with half:
+        rounded, wanted = predict(observations)(queries), model(observations)(queries)
+    agree(rounded, wanted)
+    assert not torch.equal(rounded, exact)
+    agree(predict(observations)(queries), exact)
+    assert len(emulated) == 4
+
+
+@torch.no_grad()
+def test_many_queries_and_few_neighbours_go_the_usual_way(emulated):
+    model, observations = network(), some()
+    field, wanted = Recorded(model)(observations), model(observations)
+    few = points(30)
+    agree(field(few, neighbors=4), wanted(few, neighbors=4))
+    if DEVICE == "cpu":
+        many = points(150)
+        agree(field(many), wanted(many))
+        assert len(emulated) == 1
+
+
+def test_no_gradients_are_kept():
+    model, queries = network(), points(30)
+    field = Recorded(model)(some())
+    assert not field.features.requires_grad
+    assert not field(queries).requires_grad
+
+
+def test_what_is_wrong_is_said(monkeypatch):
+    predict = Recorded(network())
+    observations = some()
+    observations.values[0, 3] = torch.nan
+    with pytest.raises(ValueError, match="values must be finite"):
+        predict(observations)
+    with pytest.raises(ValueError, match="queries must lie in the domain"):
+        predict(some())(points(30) + 100)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="model must be on a GPU to be recorded, got one on cpu"):
+        fst.Recorded(build(CONFIG))
+    with pytest.raises(TypeError, match="model must be a FunctionSpaceTransformer, got Linear"):
+        fst.Recorded(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_edges_are_rounded_as_tensors_are(dtype):
+    low, high = (0.1, -1 / 3, 2.0), (0.7, 1e-3, 1e9 / 7)
+    found = Domain(low, high).edges(torch.empty(0, dtype=dtype))
+    assert torch.equal(found[0], torch.tensor(low, dtype=dtype))
+    assert torch.equal(found[1], torch.tensor(high, dtype=dtype))
