@@ -2,15 +2,14 @@
 
     python benchmarks/speed.py --device cuda --out speed.json
     python benchmarks/speed.py --device cuda --sections training roofline --limit 540 --out a.json
-    python benchmarks/speed.py --device cuda --sections local --run runs/fast/best --out b.json
+    python benchmarks/speed.py --device cuda --run runs/fast/best --out b.json
     python benchmarks/speed.py --device cpu --quick
 
 On a GPU the sizes are the paper's (single-viscosity Burgers) and training runs in BF16; on a CPU
-everything but the widths is reduced and runs in FP32. Values are waves made up on the spot: time
-and memory do not depend on them. On a GPU, whatever trains or compiles runs in a process of its
-own, and compiled training without compiler caches, so that the wait for the first step and the
-peak of the memory are those of a fresh start. Rows are written as they come: a killed run keeps
-what it has.
+everything but the widths is reduced and runs in FP32. Values are waves made up on the spot. On a
+GPU, whatever trains or compiles runs in a process of its own, and compiled training without
+compiler caches, so that the wait for the first step and the peak of the memory are those of a fresh
+start. Rows are written as they come: a killed run keeps what it has.
 
 `fast` is what users get, `plain` the same with PyTorch's operations only (`fst.kernels.reference`).
 On a CPU training is the same code in both.
@@ -240,7 +239,9 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny: proves that everything runs")
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
     parser.add_argument("--limit", type=float, help="seconds after which nothing new begins")
-    parser.add_argument("--run", type=Path, help="folder of a trained FST, for the local blends")
+    parser.add_argument(
+        "--run", type=Path, help="folder of a trained FST, for training and local blends"
+    )
     parser.add_argument("--steps", type=int, help="of the agreement")
     parser.add_argument(
         "--compile",

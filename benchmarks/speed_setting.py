@@ -43,7 +43,7 @@ class Setting:
     steps: int
     """Of the agreement."""
     run: Path | None = None
-    """A folder with a trained model, for the local blends."""
+    """A folder with a trained FST, for training and the local blends."""
 
     @property
     def cuda(self) -> bool:
@@ -108,7 +108,7 @@ def operator(config: Config, device: torch.device) -> Operator:
 
 
 def field_model(setting: Setting) -> FunctionSpaceTransformer:
-    """The model whose field is decoded locally: a trained one where there is one."""
+    """An FST whose weights are like those of use: a trained one where there is one."""
     if setting.run is not None:
         return FunctionSpaceTransformer.from_pretrained(setting.run).to(setting.device).eval()
     torch.manual_seed(SEED)
@@ -190,8 +190,10 @@ def peak_gib(device: torch.device) -> float | None:
     return torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
 
 
-def recorded(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """The call as a CUDA graph on a GPU: what follows is the GPU's time, not that of Python."""
+def recorded(
+    call: Callable[[], object], device: torch.device, times: int = 1
+) -> Callable[[], object]:
+    """The call, so many times, as a CUDA graph on a GPU: the GPU's time, not that of Python."""
     if device.type != "cuda":
         return call
     beside = torch.cuda.Stream()
@@ -202,7 +204,8 @@ def recorded(call: Callable[[], object], device: torch.device) -> Callable[[], o
     torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call()
+        for _ in range(times):
+            call()
     return graph.replay
 
 
@@ -213,8 +216,12 @@ def clock(
     warmup: int = 3,
     least: int = 3,
     most: int = 200,
+    times: int = 1,
 ) -> Row:
-    """Medians over many calls, each waited for: seen by the host, and between events on a GPU."""
+    """Medians over many calls, each waited for: seen by the host, and between events on a GPU.
+
+    A call that does something so many times counts as the time of one.
+    """
     device = setting.device
     for _ in range(warmup if setting.sizes.seconds else 1):
         call()
@@ -231,9 +238,9 @@ def clock(
         if events:
             events[1].record()
         synchronize(device)
-        host.append(1e3 * (time.perf_counter() - start))
+        host.append(1e3 * (time.perf_counter() - start) / times)
         if events:
-            on_device.append(events[0].elapsed_time(events[1]))
+            on_device.append(events[0].elapsed_time(events[1]) / times)
         if len(host) == most:
             break
     return {

@@ -14,6 +14,7 @@ from speed_setting import (
     Row,
     Section,
     Setting,
+    field_model,
     models,
     operator,
     path,
@@ -37,12 +38,18 @@ ROUNDING = 2.0**-9
 
 
 def trainer(
-    name: str, setting: Setting, settings: TrainingSettings, count: int, perturbed: bool = False
+    name: str,
+    setting: Setting,
+    settings: TrainingSettings,
+    count: int,
+    *,
+    trained: bool = False,
+    perturbed: bool = False,
 ) -> Trainer:
     """A model in training on synthetic samples; FNO is supervised on the whole grid."""
     config, device = setting.sizes.configs()[name], setting.device
     data = samples(setting.sizes, count, device, whole=name == "fno")
-    network = operator(config, device)
+    network = field_model(setting).train() if trained else operator(config, device)
     if perturbed:
         with torch.no_grad():
             for parameter in network.parameters():
@@ -77,7 +84,11 @@ def advance(training: Trainer, steps: int) -> float:
 
 
 class Training(Section):
-    """Steps a second of every model; `plain` is ours with PyTorch's operations only."""
+    """Steps a second of every model; `plain` is ours with PyTorch's operations only.
+
+    Ours goes on from the weights of `--run` where they are given: kernels that are fast with the
+    small numbers of an untrained model may not be with others.
+    """
 
     name = "training"
     columns = (
@@ -104,7 +115,8 @@ class Training(Section):
         release(setting.device)
         with path(middle[0] if middle else "fast"):
             start = time.perf_counter()
-            training = trainer(name, setting, settings, setting.sizes.samples)
+            trained = name == "fst" and setting.run is not None
+            training = trainer(name, setting, settings, setting.sizes.samples, trained=trained)
             advance(training, 1)
             first = time.perf_counter() - start
             warmup = WARMUP if way == "compiled" else 2
@@ -119,6 +131,7 @@ class Training(Section):
             "model": name,
             "path": middle[0] if middle else None,
             "way": way,
+            "trained": trained,
             "precision": settings.precision,
             "parameters": parameter_count(training.model),
             "batch": settings.batch_size,
@@ -170,7 +183,11 @@ class Agreement(Section):
         release(setting.device)
         with path(entry.split(",")[0]):
             training = trainer(
-                "fst", setting, settings, setting.sizes.agreement_samples, "moved" in entry
+                "fst",
+                setting,
+                settings,
+                setting.sizes.agreement_samples,
+                perturbed="moved" in entry,
             )
             advance(training, setting.steps)
         losses = [loss for loss, _ in training.progression.pending]

@@ -27,7 +27,9 @@ from fst.kernels.gluon_parts import BOX
 kernel = forward.attention_gluon_kernel
 for size, dtype in ((24, "bf16"), (32, "fp16")):
     shape = f"[1, {forward.TILE.value}, 1, {forward.WIDE.value}]"
-    types = dict.fromkeys(("H", "M", "N", "items"), "i32") | {"c": "fp32", "safe": "fp32"}
+    types = dict.fromkeys(("H", "M", "N", "items"), "i32") | dict.fromkeys(
+        ("c", "below", "least", "most"), "fp32"
+    )
     heads = f"tensordesc<{dtype}{shape},{BOX.value!r}>"
     types |= dict.fromkeys(("queries", "keys", "values"), heads)
     types |= {"result": f"*{dtype}", "logarithms": "*fp32"}
@@ -133,7 +135,7 @@ def test_it_runs_alone(monkeypatch):
     assert torch.equal(logarithms, torch.full((1, 2, 128), 2.0, device=DEVICE))
 
 
-@pytest.mark.parametrize("growth", [0, 8, 60])
+@pytest.mark.parametrize("growth", [0, 4, 8, 60])
 @pytest.mark.parametrize(
     ("queries", "keys", "size"), [(200, 150, 24), (384, 256, 32), (128, 65, 32)]
 )
@@ -155,3 +157,27 @@ def test_it_is_exact(queries, keys, size, growth):
     again = attention.attention_forward(*inputs, 0.2, inputs[0].shape[-1])
     assert torch.equal(again[0], out)
     assert torch.equal(again[1], logarithms)
+
+
+@pytest.mark.parametrize(("dtype", "room"), [(torch.bfloat16, 155), (torch.float16, 14)])
+def test_how_far_later_logits_may_lie_above_the_first(dtype, room):
+    """Sums within the range hold weights without loss; beyond it they leave the range."""
+    pytest.importorskip("triton.experimental.gluon")
+    from fst.kernels.attention_hopper_forward import RANGES
+
+    below, most = RANGES[dtype]
+    values = torch.randn(200, 8, dtype=torch.float64)
+    for above in (-20.0, 0.0, room / 2, room - 1.0, room + 3.0, room + 40.0, 500.0):
+        logits = -5 * torch.rand(200, dtype=torch.float64)
+        logits[100] = above
+        reference = logits[:64].max() + below
+        weights = torch.exp2((logits - reference).float())  # as on the chip
+        weights[weights < 2.0**-126] = 0
+        rounded = weights.to(dtype).float()
+        total = rounded.sum()
+        safe = bool((total > 2.0 ** (-below - 1)) & (total < most))
+        assert safe == (above < room)
+        if safe:
+            found = (rounded.double() @ values) / total.double()
+            wanted = torch.softmax(logits * torch.log(torch.tensor(2.0)).item(), 0) @ values
+            assert (found - wanted).norm() < torch.finfo(dtype).eps * wanted.norm()

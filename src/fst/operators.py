@@ -62,9 +62,9 @@ class ConditionChannels(nn.Module):
         # One and the same condition everywhere: nothing to divide by.
         self.standardize.set(prepared.mean(dim=0), deviation.where(deviation > 0, 1.0))
 
-    def check(self, condition: Float[Tensor, "b c"] | None) -> None:
+    def check(self, condition: Float[Tensor, "b c"]) -> None:
         """Raise unless a condition whose logarithm is taken has one."""
-        if condition is not None and self.logarithm and not bool((condition > 0).all()):
+        if self.logarithm and not bool((condition > 0).all()):
             raise ValueError(
                 "condition must be positive: this model takes its logarithm, "
                 f"got {condition.min().item()}"
@@ -117,9 +117,10 @@ class Operator(Model):
     def check(self, observations: Observations) -> None:
         """Raise unless the observations fit this model in channels, domain, dtype and device."""
         check_observations(observations, self.domain, self.value_channels, self.condition_channels)
-        for module in self.modules():
-            if isinstance(module, ConditionChannels):
-                module.check(observations.condition)
+        if observations.condition is not None:
+            for module in self.modules():
+                if isinstance(module, ConditionChannels):
+                    module.check(observations.condition)
         parameter = next(self.parameters())
         if observations.values.dtype != parameter.dtype:
             raise TypeError(

@@ -8,14 +8,14 @@ and queries that come in the same shapes again and again:
 
 One solution is a few milliseconds of work for a GPU, and several times that for Python to launch.
 The first call of a shape launches everything and records it; later ones copy their tensors to where
-the recorded kernels look for them. Weights that change in place count from the next call on.
-Gradients are not recorded, and one call at a time may be under way.
+the recorded kernels look for them. Weights that change in place count from the next call on; a
+model whose parameters or layers are replaced by others has to be recorded anew. There are no
+gradients, and one call at a time may be under way.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from itertools import chain
 from typing import Any
 
 import torch
@@ -87,6 +87,7 @@ class Recorded:
     def __init__(self, model: FunctionSpaceTransformer) -> None:
         _require_gpu(model)
         self.model = model
+        self._tensors = [*model.parameters(), *model.buffers()]
         self._recordings: OrderedDict[Any, Recording] = OrderedDict()
 
     @torch.no_grad()
@@ -139,12 +140,11 @@ class Recorded:
         return values
 
     def _replayed(self, name: str, prepare: Callable[[], Work], given: Given) -> Given:
-        kind = next(self.model.parameters()).device.type
+        kind = self._tensors[0].device.type
         on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         shapes = tuple(each if each is None else (each.shape, each.dtype) for each in given)
         # Where a weight has moved, its old place means nothing.
-        tensors = chain(self.model.parameters(), self.model.buffers())
-        weights = tuple(each.data_ptr() for each in tensors)
+        weights = tuple(each.data_ptr() for each in self._tensors)
         key = name, shapes, on and dtype, kernels.enabled(), self.model.training, weights
         if key not in self._recordings:
             # Weights that autocast has rounded before would be taken for those of every replay.

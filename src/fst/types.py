@@ -180,7 +180,6 @@ def check_observations(
     if mask is not None and not bool(mask.any(dim=1).all()):
         empty = (~mask.any(dim=1)).nonzero()[0].item()
         raise ValueError(f"mask leaves sample {empty} without a single real observation")
-    _check_finite("positions", observations.positions, mask)
     _check_finite("values", observations.values, mask)
     _check_inside("positions", observations.positions, domain, mask)
 
@@ -196,7 +195,6 @@ def check_queries(queries: object, domain: Domain, like: Tensor) -> Tensor:
             f"got {tuple(queries.shape)}"
         )
     _check_size("queries", queries, domain.axes, "axes")
-    _check_finite("queries", queries)
     _check_inside("queries", queries, domain)
     return queries
 
@@ -233,7 +231,8 @@ def _check_inside(name: str, value: Tensor, domain: Domain, mask: Tensor | None 
     inside = ((value >= low - slack) & (value <= high + slack)).all(dim=-1)
     if mask is not None:
         inside = inside | ~mask
-    if not bool(inside.all()):
+    if not bool(inside.all()):  # nor is NaN or infinity
+        _check_finite(name, value, mask)
         where = tuple((~inside).nonzero()[0].tolist())
         raise ValueError(
             f"{name} must lie in the domain {domain.low} to {domain.high}, "

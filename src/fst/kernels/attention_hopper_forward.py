@@ -8,9 +8,10 @@ ahead even across blocks. The groups run apart: one makes exponentials while ano
 A weight costs its exponential and little more:
 
 - out_i = Σ_j w_ij v_j / Σ_j w_ij with w_ij = exp2(c q_i·k_j - r_i), whatever r_i: floats keep their
-  precision at any size. So r_i is the maximum over the first tile alone, and nothing is scaled
-  again later. Only if a sum ends where weights may have left the range of their dtype, a group
-  takes its block again and follows the maximum (`_once_more`).
+  precision at any size. So r_i comes from the maximum over the first tile alone, and nothing is
+  scaled again later. In trained models later keys have had logits 93 above that maximum; bfloat16
+  has room for 156 (`RANGES`). Only if a sum ends where weights may have left the range of their
+  dtype, a group takes its block again and follows the maximum (`_once_more`).
 - The units that make exponentials are the narrowest on the chip, so every fourth is made by a cubic
   (relative error 9e-5, against 2e-3 of the rounding that follows).
 - Heads of 24 numbers leave room on chip: a column of ones beside the values gives Σ_j w_ij by the
@@ -77,8 +78,11 @@ LINES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwid
 BESIDE = gl.constexpr(gl.BlockedLayout([1, 8], [32, 1], [1, 1], [1, 0]))
 SPREAD = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0]))
 
-# Sums of weights below these hold no weight that its dtype cannot.
-SAFE = {torch.bfloat16: 2.0**30, torch.float16: 2.0**15}
+# How far the first tile's largest weight lies below one, as a power of two: so much more may later
+# weights be above it. Sums of weights below the second number hold no weight that the dtype cannot,
+# and leave room to multiply by values. bfloat16 has small numbers to spare: 2⁻¹²⁶ is far below what
+# counts beside 2⁻⁶⁰.
+RANGES = {torch.bfloat16: (60.0, 2.0**96), torch.float16: (0.0, 2.0**15)}
 
 
 @gluon.jit
@@ -198,7 +202,9 @@ def _mix(weights, values, ones, out, total, SIZE: gl.constexpr):
 
 
 @gluon.jit
-def _over_all_keys(q, taken, ring, ones, come, free, stage, turn, tiles, c, SIZE: gl.constexpr):
+def _over_all_keys(
+    q, taken, ring, ones, come, free, stage, turn, tiles, c, below, SIZE: gl.constexpr
+):
     """The reference (with its sign changed), the sums and the mixture of 64 queries.
 
     `taken` is told when the queries are in registers.
@@ -212,7 +218,7 @@ def _over_all_keys(q, taken, ring, ones, come, free, stage, turn, tiles, c, SIZE
     fence_async_shared()
     barrier()
     mbarrier.arrive(taken, count=1)
-    r = -gl.max(s, 1) * c
+    r = -gl.max(s, 1) * c - below
     w = _weights(s, c, r)
     weights = gl.convert_layout(w.to(q.dtype), TO_MIXTURE)
     out = gl.zeros((TILE, WIDE), gl.float32, MIXTURE)
@@ -291,8 +297,8 @@ def _put(
 
 @gluon.jit
 def _mix_group(
-    sources, asked, ring, ones, spare, bars, again, result, logarithms, H, M, N, c, items, safe,
-    SIZE: gl.constexpr, REAL: gl.constexpr, G: gl.constexpr,
+    sources, asked, ring, ones, spare, bars, again, result, logarithms, H, M, N, c, items,
+    below, least, most, SIZE: gl.constexpr, REAL: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
     """64 queries against all keys, over and over."""
     asked_ready, asked_free, there, ready, free = bars
@@ -309,10 +315,10 @@ def _mix_group(
         asked_turn ^= 1
         q = asked.index(G).load(TO_LOGITS)
         r, sums, out, stage, turn = _over_all_keys(
-            q, asked_free.index(G), ring, ones, come, free, stage, turn, tiles, c, SIZE
+            q, asked_free.index(G), ring, ones, come, free, stage, turn, tiles, c, below, SIZE
         )
         # Infinite weights and those that are no numbers do not pass either.
-        beyond = gl.where((sums > 0.5) & (sums < safe), 0, 1)
+        beyond = gl.where((sums > least) & (sums < most), 0, 1)
         if gl.max(beyond, 0) > 0:
             r, sums, out, again_turn = _once_more(
                 q, sources, pair, again.index(G), again_turn, b, h, N, c
@@ -323,10 +329,13 @@ def _mix_group(
 
 @gluon.jit(do_not_specialize=["H", "M", "N", "items"])
 def attention_gluon_kernel(
-    queries, keys, values, result, logarithms, H, M, N, c, items, safe,
+    queries, keys, values, result, logarithms, H, M, N, c, items, below, least, most,
     SIZE: gl.constexpr, REAL: gl.constexpr,
 ):  # fmt: skip
-    """An item is a block of queries of one head of one batch entry."""
+    """An item is a block of queries of one head of one batch entry.
+
+    The first tile's largest weight is 2 to the minus `below`; sums must lie between the other two.
+    """
     dtype: gl.constexpr = keys.dtype
     asked = gl.allocate_shared_memory(dtype, [GROUPS, TILE, WIDE], HEADS)
     spare = gl.allocate_shared_memory(dtype, [2 * GROUPS, TILE, WIDE], HEADS)
@@ -351,9 +360,9 @@ def attention_gluon_kernel(
     gl.warp_specialize(
         [
             (_mix_group, (sources, asked, ring, ones, spare, bars, again, result, logarithms,
-                          H, M, N, c, items, safe, SIZE, REAL, 0)),
+                          H, M, N, c, items, below, least, most, SIZE, REAL, 0)),
             (_mix_group, (sources, asked, ring, ones, spare, bars, again, result, logarithms,
-                          H, M, N, c, items, safe, SIZE, REAL, 1)),
+                          H, M, N, c, items, below, least, most, SIZE, REAL, 1)),
             (_fetch_warp, (sources, asked, ring, bars, H, M, N, items, SIZE)),
         ],
         [4, 1],
@@ -375,9 +384,10 @@ def forward(
     """
     batch, heads, count, size = queries.shape
     items = batch * heads * tiles_in(count, GROUPS.value * TILE.value)
+    below, most = RANGES[queries.dtype]
     launch_kernel(
         attention_gluon_kernel, (min(items, PROGRAMS * processors(queries.device)),),
         _heads(queries), _heads(keys), _heads(values), out, logarithms,
-        heads, count, keys.shape[2], scale * math.log2(math.e), items, SAFE[queries.dtype],
-        SIZE=size, REAL=real, num_warps=4, maxnreg=REGISTERS,
+        heads, count, keys.shape[2], scale * math.log2(math.e), items,
+        below, 2.0 ** (-below - 1), most, SIZE=size, REAL=real, num_warps=4, maxnreg=REGISTERS,
     )  # fmt: skip
