@@ -68,14 +68,21 @@ def gradients(make, given, steps, used=None, dtype=HALF, learned=(True, True, Tr
     ("count", "channels", "axes", "scale", "steps"),
     [(1, 8, 2, 0.1, 2), (33, 10, 3, 0.2, 1), (130, 24, 1, 0.3, 3), (128, 72, 2, 0.015, 4)],
 )
-def test_all_steps_at_once_in_float32(count, channels, axes, scale, steps):
-    """The kernels themselves, where no rounding hides a fault."""
+def test_all_steps_at_once(count, channels, axes, scale, steps):
+    """The kernels themselves, where no rounding hides a fault.
+
+    On a GPU they are given half precision alone. Products of such numbers are exact, and their sums
+    are in float32, which tensor cores cut off instead of rounding.
+    """
+    dtype, bound = (HALF, 1e-4) if DEVICE == "cuda" else (torch.float32, 2e-5)
     positions, scales, _ = problem(2, count, 1, axes, scale)
     anchors, inverse = weights.prepare(positions, scales)
     stored, reciprocals = weights.weights_forward(anchors, inverse, torch.float32)
     shape = (2, count, channels)
-    features, grads = ([torch.randn(shape, device=DEVICE) for _ in range(steps)] for _ in range(2))
-    blends = [stored @ each for each in features]
+    features, grads = (
+        [torch.randn(shape, device=DEVICE).to(dtype) for _ in range(steps)] for _ in range(2)
+    )
+    blends = [stored @ each.float() for each in features]
     rows, columns, scaled = anchor_blend.blend_backward(
         anchors, inverse, reciprocals, grads, features, blends
     )
@@ -90,7 +97,7 @@ def test_all_steps_at_once_in_float32(count, channels, axes, scale, steps):
     )
     for mine, reference in zip(found, wanted):
         largest = reference.abs().max().clamp_min(1e-3)
-        assert (mine - reference).abs().max() < 2e-5 * largest
+        assert (mine - reference).abs().max() < bound * largest
 
 
 @pytest.mark.parametrize(
@@ -166,6 +173,8 @@ def test_in_the_model(monkeypatch):
         run(False, torch.float32),
     )
     for (name, _), *grads in zip(model.named_parameters(), taken, not_taken, exact):
+        if DEVICE == "cuda" and name.endswith("key.bias"):
+            continue  # it moves no softmax: what is found is nothing but bfloat16's rounding
         mine, other = (relative(each, grads[2]) for each in grads[:2])
         assert mine < 1.5 * other + 2e-3, name
 

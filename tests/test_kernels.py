@@ -23,6 +23,10 @@ hopper = pytest.importorskip("fst.kernels.hopper")
 weights = pytest.importorskip("fst.kernels.weights")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+# On a GPU our own attention is given half precision alone (`kernels.takes_heads`). In the
+# interpreter float32 shows what rounding would hide.
+FINEST = HALF if DEVICE == "cuda" else torch.float32
+BOUND = {torch.float32: 2e-6, HALF: 2.0 ** (-6 if torch.bfloat16 == HALF else -9)}
 
 
 def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -144,7 +148,10 @@ def test_anchor_weights(count, axes, scale):
     for gradient, reference in zip(gradients, wanted, strict=True):
         assert relative(gradient, reference) < 4e-6
     half, _ = weights.weights_forward(*weights.prepare(positions, scales), HALF)
-    torch.testing.assert_close(half, found.detach().to(HALF), rtol=0, atol=0)
+    # Compiled for another dtype, a kernel may add up a row in another order before it rounds.
+    kind = torch.finfo(HALF)
+    rtol, atol = (kind.eps, kind.tiny) if DEVICE == "cuda" else (0, 0)
+    torch.testing.assert_close(half, found.detach().to(HALF), rtol=rtol, atol=atol)
 
 
 def heads(batch, count, number, size, dtype):
@@ -164,21 +171,21 @@ def plain_attention(memory, queries=None, scale=1.0):
 
 
 @pytest.mark.parametrize(
-    ("queries", "keys", "size", "dtype", "bound"),
+    ("queries", "keys", "size", "dtype"),
     [
-        (10, 7, 22, torch.float32, 2e-6),
-        (64, 64, 32, torch.float32, 2e-6),
-        (70, 150, 24, torch.float32, 2e-6),
-        (130, 65, 25, torch.float32, 2e-6),
-        (70, 150, 24, HALF, 2.0 ** (-6 if torch.bfloat16 == HALF else -9)),
-        (132, 260, 32, HALF, 2.0 ** (-6 if torch.bfloat16 == HALF else -9)),
-        (1, 1, 16, torch.float32, 2e-6),
+        (10, 7, 22, FINEST),
+        (64, 64, 32, FINEST),
+        (70, 150, 24, FINEST),
+        (130, 65, 25, FINEST),
+        (70, 150, 24, HALF),
+        (132, 260, 32, HALF),
+        (1, 1, 16, FINEST),
     ],
 )
 @pytest.mark.parametrize("apart", [True, False])
-def test_attention(queries, keys, size, dtype, bound, apart):
+def test_attention(queries, keys, size, dtype, apart):
     """Queries apart, or in one tensor with keys and values."""
-    scale = 22**-0.5
+    scale, bound = 22**-0.5, BOUND[dtype]
     inputs = [joint(2, keys, 2 if apart else 3, 3, size, dtype)]
     if apart:
         inputs.append(heads(2, queries, 3, size, dtype))
@@ -202,9 +209,9 @@ def test_attention(queries, keys, size, dtype, bound, apart):
 
 def test_attention_with_a_channel_of_ones():
     """It leaves as one and, whatever gradient it meets, moves nothing but itself."""
-    memory, queries = joint(2, 70, 2, 3, 16, torch.float32), heads(2, 40, 3, 16, torch.float32)
+    memory, queries = joint(2, 70, 2, 3, 16, FINEST), heads(2, 40, 3, 16, FINEST)
     memory[:, :, 1, :, 13:] = 0
-    upstream = heads(2, 40, 3, 16, torch.float32)
+    upstream = heads(2, 40, 3, 16, FINEST)
     inputs = [tensor.requires_grad_() for tensor in (memory, queries)]
     found = kernels.short_attention(*inputs, 0.3, 13)
     plain = kernels.short_attention(*inputs, 0.3)
@@ -213,18 +220,20 @@ def test_attention_with_a_channel_of_ones():
     assert not found[..., 14:].any()
     gradients = torch.autograd.grad(found, inputs, upstream)
     wanted = torch.autograd.grad(plain[..., :13], inputs, upstream[..., :13])
+    last_bit = torch.finfo(FINEST).eps
+    rtol, atol = (1e-5, 1e-6) if torch.float32 == FINEST else (last_bit, last_bit / 8)
     for gradient, reference in zip(gradients, wanted, strict=True):
         if reference is wanted[0]:  # of values, what lies behind the real channels may be anything
             gradient[:, :, 1, :, 13:] = reference[:, :, 1, :, 13:] = 0
-        torch.testing.assert_close(gradient, reference, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(gradient, reference, rtol=rtol, atol=atol)
 
 
 def test_attention_at_large_logits():
     """No overflow where a logit is far beyond the range of exp."""
-    memory = joint(1, 20, 3, 1, 16, torch.float32)
+    memory = joint(1, 20, 3, 1, 16, FINEST)
     memory[:, :, :2] *= 300
     found = kernels.short_attention(memory, None, 1.0)
-    assert relative(found, plain_attention(memory.double())) < 1e-4
+    assert relative(found, plain_attention(memory.double())) < max(1e-4, BOUND[FINEST])
 
 
 def test_the_heads_that_the_kernel_for_hopper_takes():

@@ -183,9 +183,10 @@ def test_other_norms_and_activations_go_the_plain_way():
 
 
 def test_what_was_prepared_without_gradients_is_prepared_again():
-    attention = DistanceAttention(20, 2, PatchGrid(2, 3))
-    memory = attention.remember(torch.randn(2, 6, 20), torch.rand(2, 4, 2))
-    prepared, anchors = Prepared(), torch.randn(2, 4, 20)
+    attention = DistanceAttention(20, 2, PatchGrid(2, 3)).to(DEVICE)
+    patches, positions = torch.randn(2, 6, 20, device=DEVICE), torch.rand(2, 4, 2, device=DEVICE)
+    memory = attention.remember(patches, positions)
+    prepared, anchors = Prepared(), torch.randn(2, 4, 20, device=DEVICE)
     with torch.no_grad():
         anchors = attention(anchors, memory, None, prepared)
     attention(anchors, memory, None, prepared).square().sum().backward()

@@ -21,6 +21,15 @@ adam = pytest.importorskip("fst.kernels.adam")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Shorter and longer than a block, none, and neither blocks nor fours.
 SHAPES = [(3, 5), (adam.BLOCK,), (), (7, 600), (1,), (2 * adam.BLOCK + 4,), (0,), (adam.BLOCK - 1,)]
+# How far from float64 a run may be that torch began. On a GPU its fused step has β₂ in float32, so
+# its 1 - β₂ is off by 1.3e-5 of itself, and with it the average of squares, from which the error
+# goes on to the parameters and, where decay is coupled, to the other average. On a CPU, and in our
+# own kernels, only rounding counts.
+BOUNDS = (
+    {"parameters": 1e-5, "exp_avg": 1e-5, "exp_avg_sq": 1.5e-5}
+    if DEVICE == "cuda"
+    else {"parameters": 2e-6, "exp_avg": 1e-6, "exp_avg_sq": 1e-6}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +89,7 @@ def reference_step(twins, optimizer, limit):
     return norm
 
 
-def assert_close(found, wanted, tolerance=2e-6):
+def assert_close(found, wanted, tolerance=BOUNDS["parameters"]):
     for one, other in zip(found, wanted, strict=True):
         assert (one.double() - other).abs().max() <= tolerance * (1 + other.abs().max())
 
@@ -94,7 +103,7 @@ def assert_same_state(optimizer, reference):
         assert state[index]["step"] == entries["step"]
         for name in ("exp_avg", "exp_avg_sq"):
             error = (state[index][name].double() - entries[name]).norm()
-            assert error <= 1e-9 + 1e-6 * entries[name].norm()
+            assert error <= 1e-9 + BOUNDS[name] * entries[name].norm()
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
