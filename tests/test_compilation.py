@@ -5,7 +5,9 @@ import importlib.util
 import pytest
 import torch
 
-from fst.recipes import RECIPES
+from fst import cli
+from fst.recipes import RECIPES, find
+from fst.recipes.comparison import contestant
 from fst.training import compilation
 from fst.training.compilation import compiles, explained
 from fst.training.errors import TrainingError
@@ -79,3 +81,23 @@ def test_a_failing_compiler_is_explained():
 def test_other_errors_stay_as_they_are():
     with pytest.raises(torch.OutOfMemoryError, match="full"), explained():
         raise torch.OutOfMemoryError("full")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], None),
+        (["--compile"], None),
+        (["--no-compile"], False),
+        (["--compile-mode", "default"], True),
+        (["--no-compile", "--compile-mode", "default"], False),
+    ],
+)
+def test_what_a_comparison_compiles(words, expected, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(cli.compare_command, "compare", lambda *_, **given: asked.update(given))
+    cli.main(["compare", "darcy", "--budget", "1m", "--out", "nowhere", *words])
+    training = contestant(find("darcy/fst"), asked["compilation"]).training
+    assert training.compile is expected
+    if expected:
+        assert training.compile_mode == "default"
