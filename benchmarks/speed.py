@@ -240,7 +240,7 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
     parser.add_argument("--limit", type=float, help="seconds after which nothing new begins")
     parser.add_argument(
-        "--run", type=Path, help="folder of a trained FST, for training and local blends"
+        "--run", type=Path, help="folder of a trained FST, whose weights ours then has"
     )
     parser.add_argument("--steps", type=int, help="of the agreement")
     parser.add_argument(

@@ -17,6 +17,7 @@ from speed_setting import (
     Section,
     Setting,
     clock,
+    field_model,
     grid_queries,
     models,
     observations,
@@ -29,6 +30,7 @@ from speed_setting import (
 )
 
 from fst import FunctionSpaceTransformer, Recorded, kernels
+from fst.operators import Operator
 
 # Into how many equal pieces the many queries are cut where the field is asked directly.
 PIECES = 40
@@ -46,7 +48,7 @@ class Predictor:
 def predictor(name: str, way: str, setting: Setting) -> Predictor:
     """A model with one set of observations, ready to be asked for the whole grid."""
     sizes, device = setting.sizes, setting.device
-    network = operator(sizes.configs()[name], device).eval()
+    network = asked_model(name, setting)
     given, queries = observations(sizes, 1, device), grid_queries(sizes, device)
     ours = isinstance(network, FunctionSpaceTransformer)
     if way == "call" or (way == "recorded" and ours and kernels.enabled()):
@@ -61,6 +63,13 @@ def predictor(name: str, way: str, setting: Setting) -> Predictor:
         lambda: output.decode(queries),
     )
     return Predictor(*(recorded(call, device) if way == "recorded" else call for call in calls))
+
+
+def asked_model(name: str, setting: Setting) -> Operator:
+    """Untrained; FST with the weights of `--run` where there are any, as in use."""
+    if name == "fst" and setting.run is not None:
+        return field_model(setting)
+    return operator(setting.sizes.configs()[name], setting.device).eval()
 
 
 def ways(setting: Setting) -> tuple[str, ...]:
@@ -106,6 +115,7 @@ class Prediction(Section):
             "path": each,
             "precision": number,
             "way": way,
+            "trained": name == "fst" and setting.run is not None,
             "queries": setting.sizes.grid[0] * setting.sizes.grid[1],
         }
         for part, times in parts.items():
@@ -134,8 +144,7 @@ class Decoding(Section):
         values = torch.empty(1, count, 1, device=device)
         size = count if way == "call" else count // PIECES
         with path(each), precision(number, device):
-            network = operator(setting.sizes.configs()["fst"], device).eval()
-            field = network(observations(setting.sizes, 1, device))
+            field = asked_model("fst", setting)(observations(setting.sizes, 1, device))
             ask = field if way == "call" else field.decode
 
             def decode() -> None:
@@ -149,6 +158,7 @@ class Decoding(Section):
             "path": each,
             "precision": number,
             "way": way,
+            "trained": setting.run is not None,
             "queries": count,
             "at_once": size,
             "queries_per_second": count / seconds,

@@ -43,7 +43,7 @@ class Setting:
     steps: int
     """Of the agreement."""
     run: Path | None = None
-    """A folder with a trained FST, for training and the local blends."""
+    """A folder with a trained FST, whose weights ours then has."""
 
     @property
     def cuda(self) -> bool:
@@ -193,7 +193,10 @@ def peak_gib(device: torch.device) -> float | None:
 def recorded(
     call: Callable[[], object], device: torch.device, times: int = 1
 ) -> Callable[[], object]:
-    """The call, so many times, as a CUDA graph on a GPU: the GPU's time, not that of Python."""
+    """The call, so many times, as a CUDA graph on a GPU: the GPU's time, not that of Python.
+
+    Under autocast, weights are rounded before the graph and not again in it.
+    """
     if device.type != "cuda":
         return call
     beside = torch.cuda.Stream()

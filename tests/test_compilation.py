@@ -1,7 +1,5 @@
 """Whether a run is compiled, and what a failing compiler leaves the user with."""
 
-import importlib.util
-
 import pytest
 import torch
 
@@ -10,7 +8,7 @@ from fst.recipes import RECIPES, find
 from fst.recipes.comparison import contestant
 from fst.training import compilation
 from fst.training.compilation import compiles, explained
-from fst.training.errors import TrainingError
+from fst.training.errors import CompilationError
 from fst.training.settings import TrainingSettings
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -25,8 +23,9 @@ class Processes:
 def machine(monkeypatch):
     """One process, Triton and a GPU that can be compiled for, each to be taken away."""
     monkeypatch.setattr(compilation, "PartialState", Processes)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(compilation, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(compilation, "_python_is_known", lambda: True)
     return monkeypatch
 
 
@@ -46,7 +45,12 @@ def test_nor_does_a_gpu_that_is_too_old(machine):
 
 
 def test_nor_what_has_no_triton(machine):
-    machine.setattr(importlib.util, "find_spec", lambda name: None)
+    machine.setattr(compilation, "find_spec", lambda name: None)
+    assert not compiles(OPEN, GPU)
+
+
+def test_nor_a_python_that_the_compiler_does_not_know(machine):
+    machine.setattr(compilation, "_python_is_known", lambda: False)
     assert not compiles(OPEN, GPU)
 
 
@@ -70,7 +74,7 @@ def test_a_failing_compiler_is_explained():
     compiled = torch.compile(torch.sin, backend=broken)
     with (
         pytest.raises(
-            TrainingError, match="RuntimeError: no such register.; --training.compile False"
+            CompilationError, match="RuntimeError: no such register.; .*--training.compile False"
         ),
         explained(),
     ):

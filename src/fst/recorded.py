@@ -7,15 +7,16 @@ and queries that come in the same shapes again and again:
     values = predict(observations)(queries)
 
 One solution is a few milliseconds of work for a GPU, and several times that for Python to launch.
-The first call of a shape launches everything and records it; later ones copy their tensors to where
-the recorded kernels look for them. Weights that change in place count from the next call on; a
-model whose parameters or layers are replaced by others has to be recorded anew. There are no
-gradients, and one call at a time may be under way.
+The first call of a shape is as ever, the second one records; later ones copy their tensors to where
+the recorded kernels look for them. Weights that change count from the next call on; a model whose
+layers are replaced by others needs a new `Recorded`. There are no gradients, and one call at a time
+may be under way, on one stream.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,25 +28,32 @@ from fst.field import Field
 from fst.model import FunctionSpaceTransformer
 from fst.types import Anchors, Observations, check_queries
 
-# Recordings that are kept, the least recently used going first: each holds the memory it works in.
-MOST_RECORDINGS = 8
+# Shapes that are remembered, the least recently used going first: the recording of each holds the
+# memory it works in. With more shapes than these in turn, nothing is recorded.
+MOST_SHAPES = 8
 
 Given = tuple[Tensor | None, ...]
 Work = Callable[..., Given]
 
 
+@cache
+def _beside(device: torch.device) -> torch.cuda.Stream:
+    """Where everything of a GPU is recorded."""
+    return torch.cuda.Stream(device)
+
+
 def capture(work: Work, given: Given) -> tuple[Callable[[], None], Given]:
     """Record `work` as a CUDA graph: what replays it, and the tensors it leaves its results in."""
-    here, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+    device = _device(given)
+    here, beside = torch.cuda.current_stream(device), _beside(device)
     beside.wait_stream(here)
-    with torch.cuda.stream(beside):
-        for _ in range(2):  # kernels are compiled, libraries make their plans
-            work(*given)
-    here.wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
-    # Other threads may go on with the GPU meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        found = work(*given)
+    with torch.cuda.stream(beside):
+        work(*given)  # kernels are compiled, libraries make their plans
+        # Other threads may go on with the GPU meanwhile.
+        with torch.cuda.graph(graph, stream=beside, capture_error_mode="thread_local"):
+            found = work(*given)
+    here.wait_stream(beside)
     return graph.replay, found
 
 
@@ -53,7 +61,7 @@ class Recording:
     """Some work on tensors of fixed shapes; what it returns belongs to the caller."""
 
     def __init__(self, work: Work, given: Given) -> None:
-        self._given = tuple(each if each is None else each.clone() for each in given)
+        self._given = _copies(given)
         self._work = work  # whatever it holds on to is looked for by every replay
         self._replay, self._found = capture(work, self._given)
 
@@ -62,7 +70,11 @@ class Recording:
             if mine is not None and theirs is not None:
                 mine.copy_(theirs)
         self._replay()
-        return tuple(each if each is None else each.clone() for each in self._found)
+        return _copies(self._found)
+
+
+def _copies(tensors: Given) -> Given:
+    return tuple(each if each is None else each.clone() for each in tensors)
 
 
 @dataclass(frozen=True)
@@ -71,29 +83,38 @@ class RecordedField(Field):
 
     recorded: "Recorded | None" = None
 
+    @torch.no_grad()
     def __call__(
         self, queries: Float[Tensor, "b q s"], neighbors: int | None = None
     ) -> Float[Tensor, "b q o"]:
-        if self.recorded is not None and neighbors is None:
-            queries = check_queries(queries, self.domain, self.like)
-            if self.in_one_piece(queries):
-                return self.recorded.decode(self, queries)
-        return super().__call__(queries, neighbors)
+        short = isinstance(queries, Tensor) and queries.ndim == 3 and self.in_one_piece(queries)
+        if self.recorded is None or neighbors is not None or not short:
+            return super().__call__(queries, neighbors)
+        return self.recorded.decode(self, check_queries(queries, self.domain, self.like))
 
 
 class Recorded:
-    """A model that is called as always, its work recorded for every shape that it meets."""
+    """A model that is called as always, its work recorded for the shapes that it meets again."""
 
     def __init__(self, model: FunctionSpaceTransformer) -> None:
         _require_gpu(model)
         self.model = model
-        self._tensors = [*model.parameters(), *model.buffers()]
-        self._recordings: OrderedDict[Any, Recording] = OrderedDict()
+        # Where the model keeps its tensors: others may take their place.
+        self._places = [
+            (tensors, name)
+            for module in model.modules()
+            for tensors in (module._parameters, module._buffers)
+            for name, tensor in tensors.items()
+            if tensor is not None
+        ]
+        self._addresses: tuple[int, ...] = ()
+        self._recordings: OrderedDict[Any, Recording | None] = OrderedDict()
 
     @torch.no_grad()
     def __call__(self, observations: Observations) -> RecordedField:
         """As the model itself, with the same evaluation points."""
         model = self.model
+        _require_gpu(model)
         model.check(observations)
         given = tuple(getattr(observations, each.name) for each in fields(Observations))
 
@@ -102,12 +123,11 @@ class Recorded:
 
             def work(*given: Any) -> Given:
                 field = model.represent(Observations(*given), draws)
-                anchors = field.unit_anchors
-                return field.features, field.condition, *_parts(anchors)
+                return field.features, field.condition, *_parts(field.unit_anchors)
 
             return work
 
-        features, condition, *anchors = self._replayed("refine", prepare, given)
+        features, condition, *anchors = self._done("refine", prepare, given)
         return RecordedField(
             model.domain,
             Anchors(*anchors),  # type: ignore[arg-type]  # none of them is optional
@@ -120,40 +140,69 @@ class Recorded:
 
     @torch.no_grad()
     def decode(self, field: Field, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q o"]:
-        """Values of a field of this model at queries, unchecked and in one piece."""
-        given = field.features, field.condition, *_parts(field.unit_anchors), queries
+        """Values of a field at queries, unchecked and in one piece."""
+        model = self.model
+        domain, decoder, standardization = model.domain, model.decoder, model.standardize_outputs
+        if field.decoder is not decoder or field.standardization is not standardization:
+            return field.decode(queries)  # it is none of this model's
 
         def work(*given: Any) -> Given:
             features, condition, *anchors, queries = given
-            copy = Field(
-                field.domain,
-                Anchors(*anchors),
-                features,
-                condition,
-                field.decoder,
-                field.standardization,
-            )
+            copy = Field(domain, Anchors(*anchors), features, condition, decoder, standardization)
             return (copy.decode(queries),)
 
-        (values,) = self._replayed("decode", lambda: work, given)
+        given = field.features, field.condition, *_parts(field.unit_anchors), queries
+        (values,) = self._done("decode", lambda: work, given)
         assert values is not None
         return values
 
-    def _replayed(self, name: str, prepare: Callable[[], Work], given: Given) -> Given:
-        kind = self._tensors[0].device.type
-        on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        shapes = tuple(each if each is None else (each.shape, each.dtype) for each in given)
-        # Where a weight has moved, its old place means nothing.
-        weights = tuple(each.data_ptr() for each in self._tensors)
-        key = name, shapes, on and dtype, kernels.enabled(), self.model.training, weights
+    def _done(self, name: str, prepare: Callable[[], Work], given: Given) -> Given:
+        """What the work leaves, for the first time as ever, then recorded, then replayed."""
+        key = name, *self._circumstances(given)
         if key not in self._recordings:
-            # Weights that autocast has rounded before would be taken for those of every replay.
-            with torch.autocast(kind, dtype, enabled=on, cache_enabled=False):
-                self._recordings[key] = Recording(prepare(), given)
-            while len(self._recordings) > MOST_RECORDINGS:
+            while len(self._recordings) >= MOST_SHAPES:
                 self._recordings.popitem(last=False)
+            self._recordings[key] = None
+            return prepare()(*given)
         self._recordings.move_to_end(key)
-        return self._recordings[key](given)
+        recording = self._recordings[key]
+        if recording is None:
+            recording = self._recordings[key] = self._record(prepare, given)
+        return recording(given)
+
+    def _circumstances(self, given: Given) -> tuple[Any, ...]:
+        """All that decides what the work would do."""
+        addresses = tuple(_address(tensors[name]) for tensors, name in self._places)
+        if addresses != self._addresses:  # the old ones mean nothing now
+            self._addresses = addresses
+            self._recordings.clear()
+        shapes = tuple(each if each is None else (each.shape, each.dtype) for each in given)
+        precision = _autocast(given), torch.get_float32_matmul_precision()
+        return shapes, precision, kernels.enabled(), self.model.training
+
+    def _record(self, prepare: Callable[[], Work], given: Given) -> Recording:
+        kind, on, dtype = _autocast(given)
+        # Weights that autocast has rounded before would be taken for those of every replay; and
+        # tensors made in inference mode could not be written to outside it.
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.autocast(kind, dtype, enabled=on, cache_enabled=False),
+        ):
+            return Recording(prepare(), given)
+
+
+def _autocast(given: Given) -> tuple[str, bool, torch.dtype]:
+    kind = _device(given).type
+    return kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+
+def _device(given: Given) -> torch.device:
+    return next(each.device for each in given if each is not None)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _parts(anchors: Anchors) -> tuple[Tensor, Tensor, Tensor]:

@@ -143,6 +143,14 @@ class Domain:
         )
         return low, high
 
+    def widened(self, share: float) -> Self:
+        """The box with so much of its lengths added at either end."""
+        slack = [share * (high - low) for low, high in zip(self.low, self.high, strict=True)]
+        return type(self)(
+            tuple(low - more for low, more in zip(self.low, slack, strict=True)),
+            tuple(high + more for high, more in zip(self.high, slack, strict=True)),
+        )
+
     def to_unit(self, positions: Float[Tensor, "b p s"]) -> Float[Tensor, "b p s"]:
         if self == Domain.unit(self.axes):
             return positions
@@ -226,9 +234,8 @@ def _check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
 
 
 def _check_inside(name: str, value: Tensor, domain: Domain, mask: Tensor | None = None) -> None:
-    low, high = domain.edges(value)
-    slack = DOMAIN_TOLERANCE * (high - low)
-    inside = ((value >= low - slack) & (value <= high + slack)).all(dim=-1)
+    low, high = domain.widened(DOMAIN_TOLERANCE).edges(value)
+    inside = ((value >= low) & (value <= high)).all(dim=-1)
     if mask is not None:
         inside = inside | ~mask
     if not bool(inside.all()):  # nor is NaN or infinity

@@ -30,7 +30,12 @@ from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.training import checkpoint
 from fst.training.budget import Budget, Calibration, calibrate, parse_budget, release
 from fst.training.compilation import compiles
-from fst.training.errors import Interrupted, TrainingError, clear_file_errors
+from fst.training.errors import (
+    CompilationError,
+    Interrupted,
+    TrainingError,
+    clear_file_errors,
+)
 
 FAILED, OTHER_DATA, INTERRUPTED = 1, 3, 130
 
@@ -159,6 +164,8 @@ def _measure(
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, CompilationError):
+        return error.reason
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 

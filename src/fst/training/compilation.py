@@ -1,13 +1,13 @@
 """Whether the steps of a run are compiled, and what to say where they cannot be."""
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import torch
 from accelerate import PartialState
 
-from fst.training.errors import TrainingError
+from fst.training.errors import CompilationError
 from fst.training.settings import TrainingSettings
 
 # The oldest GPUs that PyTorch's compiler writes code for.
@@ -21,9 +21,17 @@ def compiles(settings: TrainingSettings, device: torch.device) -> bool:
     return (
         device.type == "cuda"
         and PartialState().num_processes == 1
-        and importlib.util.find_spec("triton") is not None
+        and find_spec("triton") is not None
         and torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
+        and _python_is_known()
     )
+
+
+def _python_is_known() -> bool:
+    """Whether the compiler takes this version of Python."""
+    from torch._dynamo.eval_frame import is_dynamo_supported  # takes a second: not before
+
+    return is_dynamo_supported()
 
 
 @contextmanager
@@ -35,7 +43,4 @@ def explained() -> Iterator[None]:
         yield
     except TorchDynamoException as error:
         reason = " ".join(str(error).partition("\n\n")[0].split())  # then come hints for developers
-        raise TrainingError(
-            f"torch.compile failed ({reason or type(error).__name__}); "
-            "--training.compile False trains without it"
-        ) from error
+        raise CompilationError(reason or type(error).__name__) from error

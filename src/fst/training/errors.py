@@ -10,6 +10,17 @@ class TrainingError(RuntimeError):
     """Training cannot start or go on; the message is one clear line for the user."""
 
 
+class CompilationError(TrainingError):
+    """PyTorch's compiler failed on a training step."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"torch.compile failed ({reason}); to train without it: --training.compile False, or "
+            'for a run that is resumed "compile": false in its recipe.json'
+        )
+        self.reason = reason
+
+
 class CheckpointError(TrainingError):
     """A checkpoint is missing, damaged or belongs to another model."""
 

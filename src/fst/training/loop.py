@@ -86,7 +86,7 @@ def train(
         records = stack.enter_context(Records(folder, settings, start)) if main else None
         progress = stack.enter_context(Progress(console, start, settings.schedule.maximum))
         if compiles(settings, trainer.device):
-            progress.say("the first step is compiled, which takes a minute or more")
+            progress.say("the first step is compiled, which may take a minute")
         try:
             reason = run(trainer, folder, Journal(trainer, records, progress), interruption)
         except TrainingError as error:
