@@ -56,8 +56,7 @@ class TrainingSettings:
     augment: bool = False
     """Apply the exact symmetries of the data at random. Off in the paper."""
     compile: bool | None = None
-    """Compile the forward and backward pass with torch.compile. None compiles where one process
-    trains on one GPU."""
+    """Compile each step with torch.compile; None: where one process trains on one GPU."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "reduce-overhead"
     """Passed to torch.compile."""
 
