@@ -25,6 +25,7 @@ from fst.data.views import (
     subset_indices,
 )
 from fst.operators import Operator
+from fst.recorded import capture
 
 Row = dict[str, Any]
 
@@ -199,17 +200,13 @@ def recorded(
     """
     if device.type != "cuda":
         return call
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def work() -> tuple[()]:
         for _ in range(times):
             call()
-    return graph.replay
+        return ()
+
+    return capture(work, (), device)[0]
 
 
 def clock(

@@ -80,14 +80,12 @@ def test_sums_are_in_float32(count, heads, size, widened, width):
     wanted = pack_first(plain(parameters, count, heads, widened), torch.float16)
     assert torch.equal(packed[:, :width], wanted[:, :width])
     behind = first_extra(width)
-    # A GPU's order is such that the last bit of a second part may differ: 2^-16 of sums beyond 32.
-    bound = 2e-5 if DEVICE == "cuda" else 1e-5
     for part in (0, 3):
         found, expected = (
             each[:, behind + part].double() + each[:, behind + part + 2].double()
             for each in (packed, wanted)
         )
-        torch.testing.assert_close(found, expected, rtol=0, atol=bound)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 @SIZES

@@ -11,25 +11,12 @@ import pytest
 import torch
 
 import fst
-from fst import Domain, Field, FunctionSpaceConfig, Observations, Recorded, recorded
+from fst import Domain, Field, Observations, Recorded, recorded
 from fst.model import build
+from small import small_config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-CONFIG = FunctionSpaceConfig(
-    low=(0.0, -1.0),
-    high=(2.0, 3.0),
-    width=16,
-    heads=2,
-    fourier_bands=4,
-    rows=(4,),
-    anchors_per_row=8,
-    predictor_width=8,
-    predictor_heads=2,
-    predictor_blocks=1,
-    refinement_steps=2,
-    points_from_anchors=8,
-    points_from_sobol=8,
-)
+CONFIG = small_config(low=(0.0, -1.0), high=(2.0, 3.0))
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +24,10 @@ def emulated(monkeypatch):
     """How often something was recorded; on a CPU, without a graph."""
     captured, real = [], recorded.capture
 
-    def capture(work, given):
+    def capture(work, given, device):
         captured.append([each if each is None else tuple(each.shape) for each in given])
         if DEVICE == "cuda":
-            return real(work, given)
+            return real(work, given, device)
         found = work(*given)
 
         def replay():
@@ -130,7 +117,7 @@ def test_new_weights_count(emulated):
 
 @torch.no_grad()
 def test_every_kind_of_observations_has_a_recording_of_its_own(emulated):
-    model = network(condition_channels=1, condition_width=4)
+    model = network(condition_channels=1)
     predict, queries = Recorded(model), points(30)
     mask = (torch.arange(20) < torch.tensor([[20], [13]])).to(DEVICE)
     nu = torch.rand(2, 1).to(DEVICE)

@@ -42,9 +42,8 @@ def _beside(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def capture(work: Work, given: Given) -> tuple[Callable[[], None], Given]:
+def capture(work: Work, given: Given, device: torch.device) -> tuple[Callable[[], None], Given]:
     """Record `work` as a CUDA graph: what replays it, and the tensors it leaves its results in."""
-    device = _device(given)
     here, beside = torch.cuda.current_stream(device), _beside(device)
     beside.wait_stream(here)
     graph = torch.cuda.CUDAGraph()
@@ -63,7 +62,7 @@ class Recording:
     def __init__(self, work: Work, given: Given) -> None:
         self._given = _copies(given)
         self._work = work  # whatever it holds on to is looked for by every replay
-        self._replay, self._found = capture(work, self._given)
+        self._replay, self._found = capture(work, self._given, _device(given))
 
     def __call__(self, given: Given) -> Given:
         for mine, theirs in zip(self._given, given, strict=True):
