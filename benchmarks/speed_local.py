@@ -157,7 +157,7 @@ def calls(field: fst.Field, queries: Tensor) -> dict[str, Callable[[], Tensor]]:
 
     def full(points: Tensor) -> Tensor:
         """With all anchors; without gradients, `field_at` leaves out those that weigh nothing."""
-        if kernels.fused_blend is None or not kernels.usable(anchors.positions, features):
+        if kernels.fused_blend is None or not kernels.usable(anchors.positions, features.shape[2]):
             return field_at(points, *given[1:])
         return kernels.fused_blend(points, *given[1:3], features.to(product_dtype(features)))
 

@@ -6,6 +6,7 @@ Without a GPU it runs in Triton's interpreter, where float16 stands in for bfloa
 import pytest
 import torch
 
+import fst
 from fst import Observations, kernels
 from fst.rbf import blend, rbf_weights
 from small import small_config, small_model, some_observations, some_queries
@@ -161,6 +162,7 @@ def test_in_the_model(monkeypatch):
 
     def run(taken, dtype):
         monkeypatch.setattr(kernels, "takes_anchors", lambda _: taken)
+        monkeypatch.setattr(kernels, "usable", lambda anchors, width: False)
         given = (x.to(DEVICE, dtype) for x in (observations.positions, observations.values))
         model.to(dtype).zero_grad()
         with torch.autocast(DEVICE, HALF, enabled=dtype == torch.float32):
@@ -182,6 +184,31 @@ def test_in_the_model(monkeypatch):
                 continue
         mine, other = (relative(each, grads[2]) for each in grads[:2])
         assert mine < 1.5 * other + 2e-3, name
+
+
+def test_too_many_anchors_for_stored_weights(monkeypatch):
+    """The fused blend serves, at the anchors too, with the gradients of the equations."""
+    model = small_model(small_config(refinement_steps=3)).to(DEVICE)
+    observations, queries = some_observations(model), some_queries(model).to(DEVICE)
+
+    def run(dtype):
+        given = (x.to(DEVICE, dtype) for x in (observations.positions, observations.values))
+        model.to(dtype).zero_grad()
+        values = model(Observations(*given))(queries.to(dtype))
+        values.square().sum().backward()
+        found = [values, *(parameter.grad for parameter in model.parameters())]
+        return [each.detach().double().clone() for each in found]
+
+    with kernels.reference():
+        wanted = run(torch.float64)
+    monkeypatch.setattr(kernels, "takes_anchors", lambda _: False)
+    monkeypatch.setattr(kernels, "usable", lambda anchors, width: True)
+    for module in (fst.layer, fst.blending):
+        monkeypatch.setattr(module, "rbf_weights", None)
+    names = ["values", *(name for name, _ in model.named_parameters())]
+    largest = max(each.abs().max() for each in wanted[1:])
+    for name, mine, exact in zip(names, run(torch.float32), wanted, strict=True):
+        torch.testing.assert_close(mine, exact, rtol=1e-3, atol=1e-5 * largest.item(), msg=name)
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ class Calls:
 @pytest.fixture
 def everywhere(monkeypatch):
     """The kernels are used for a CPU's tensors and for few points; returns the local blend."""
-    monkeypatch.setattr(kernels, "usable", lambda anchors, features: True)
+    monkeypatch.setattr(kernels, "usable", lambda anchors, width: True)
     monkeypatch.setattr(fst.blending, "LOCAL_POINTS", 50)
     monkeypatch.setattr(fst.blending, "LOCAL_ANCHORS", 8)
     counted = Calls(local.local_blend)
@@ -194,7 +194,7 @@ def test_a_field_is_asked_in_bounded_parts(everywhere, monkeypatch, ordered, par
         found = field(queries)
         assert everywhere.number == parts
         with monkeypatch.context() as plain:
-            plain.setattr(kernels, "usable", lambda anchors, features: False)
+            plain.setattr(kernels, "usable", lambda anchors, width: False)
             wanted = field.decode(queries)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
@@ -218,6 +218,6 @@ def test_a_field_with_gradients_is_asked_in_parts(everywhere, monkeypatch):
     monkeypatch.setattr(fst.field, "FUSED_BYTES", 70 * each)
     found = torch.autograd.grad(field(queries).sum(), field.features, retain_graph=True)[0]
     assert everywhere.number == 0
-    monkeypatch.setattr(kernels, "usable", lambda anchors, features: False)
+    monkeypatch.setattr(kernels, "usable", lambda anchors, width: False)
     wanted = torch.autograd.grad(field.decode(queries).sum(), field.features)[0]
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)

@@ -36,7 +36,7 @@ def field_at(
     """The field of `features` at points, unchecked."""
     if neighbors is not None and neighbors < anchors.shape[1]:
         return nearest_blend(points, anchors, length_scales, features, neighbors)
-    if kernels.fused_blend is not None and kernels.usable(anchors, features):
+    if kernels.fused_blend is not None and kernels.usable(anchors, features.shape[2]):
         features = features.to(product_dtype(features))
         given = (points, anchors, length_scales, features)
         many = points.shape[1] >= LOCAL_POINTS and LOCAL_ANCHORS <= anchors.shape[1] <= MOST_ANCHORS

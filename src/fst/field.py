@@ -98,7 +98,7 @@ class Field(Output):
         return self._is_fused() and self._pieces(queries) == 1
 
     def _is_fused(self) -> bool:
-        return kernels.fused_blend is not None and kernels.usable(self.like, self.features)
+        return kernels.fused_blend is not None and kernels.usable(self.like, self.features.shape[2])
 
     def _pieces(self, queries: Float[Tensor, "b q s"]) -> int:
         batch, _, width = self.features.shape

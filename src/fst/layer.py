@@ -78,7 +78,7 @@ class EvaluateMixWrite(nn.Module):
 
     def __init__(self, width: int, heads: int, fourier: FourierFeatures, condition: int) -> None:
         super().__init__()
-        self.fourier = fourier
+        self.width, self.fourier = width, fourier
         self.evaluate = PointMLP(width, fourier.size, condition, 2 * width, width)
         self.norm_e, self.norm_g, self.norm_q, self.norm_v = (nn.LayerNorm(width) for _ in range(4))
         self.mix, self.write = Attention(width, heads), Attention(width, heads)
@@ -90,13 +90,16 @@ class EvaluateMixWrite(nn.Module):
         """The blend with the anchor-to-anchor weights W^A, and the position's share of F there.
 
         The weights are stored even where the fused blend could make them anew: they serve every
-        step, and reading them costs less than computing them again in each.
+        step, and reading them costs less than computing them again in each. Of very many anchors
+        they would fill the memory, and the fused blend serves.
         """
         positions, scales = anchors.positions, anchors.refinement_length_scales
         dtype = product_dtype(positions)
         blend_at_anchors: Callable[[Tensor], Tensor]
         if kernels.AnchorBlend is not None and kernels.takes_anchors(positions):
             blend_at_anchors = kernels.AnchorBlend(positions, scales, dtype)
+        elif kernels.fused_blend is not None and kernels.usable(positions, self.width):
+            blend_at_anchors = partial(field_at, positions, positions, scales)
         else:
             weights = rbf_weights(positions, positions, scales)
             blend_at_anchors = partial(blend, weights.to(dtype))

@@ -39,14 +39,19 @@ def grid_coordinates(
     positions: Float[Tensor, "b p s"], grid: tuple[int, ...]
 ) -> Float[Tensor, "b p s"]:
     """Unit positions in grid steps: whole numbers at the grid's points."""
-    return positions * positions.new_tensor([size - 1 for size in grid])
+    # Axis by axis: a tensor of the sizes would have to travel to the GPU each time.
+    return torch.stack(
+        [positions[..., axis] * (size - 1) for axis, size in enumerate(grid)], dim=-1
+    )
 
 
 def flat_indices(positions: Float[Tensor, "b p s"], grid: tuple[int, ...]) -> Int[Tensor, "b p"]:
     """The nearest grid point of each unit position, the last axis running fastest."""
     steps = grid_coordinates(positions, grid).round().long()
-    strides = steps.new_tensor([prod(grid[axis + 1 :]) for axis in range(len(grid))])
-    return (steps * strides).sum(dim=-1)
+    index = steps[..., 0]
+    for axis, size in enumerate(grid[1:], start=1):
+        index = index * size + steps[..., axis]
+    return index
 
 
 def check_on_grid(

@@ -71,13 +71,14 @@ def _on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda and torch.version.hip is None
 
 
-def usable(anchors: Tensor, features: Tensor) -> bool:
-    """Whether the fused blend takes these: on a GPU, in float32 or less, of moderate size."""
+def usable(anchors: Tensor, width: int) -> bool:
+    """Whether the fused blend takes anchors with so many features each: on a GPU, in float32 or
+    less, of moderate size."""
     return (
         _enabled
-        and _on_gpu(features)
-        and features.element_size() <= 4
-        and features.shape[2] <= _MOST_FEATURES
+        and _on_gpu(anchors)
+        and anchors.element_size() <= 4
+        and width <= _MOST_FEATURES
         and anchors.shape[2] <= _MOST_AXES
     )
 
