@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fst import FunctionSpaceConfig, FunctionSpaceTransformer, Observations, kernels, model
 from fst.baselines import build
+from fst.data.burgers import sample_initial, saved_times, solve
 from fst.data.samples import BurgersSamples
 from fst.data.views import (
     boundary_observation_indices,
@@ -31,6 +32,7 @@ Row = dict[str, Any]
 
 SEED = 2026091311
 MODES = 4
+VISCOSITY = 0.01
 
 
 @dataclass(frozen=True)
@@ -140,16 +142,37 @@ def observed_positions(sizes: Sizes, device: torch.device) -> Tensor:
 
 def samples(sizes: Sizes, count: int, device: torch.device, whole: bool) -> BurgersSamples:
     """Waves in the place of Burgers solutions, supervised on the whole grid or a part of it."""
-    counts = sizes.grid if whole else sizes.supervision
+    return _samples(
+        sizes,
+        sizes.grid if whole else sizes.supervision,
+        lambda indices: waves(count, index_coordinates(indices, sizes.grid).to(device)),
+    )
+
+
+def burgers_samples(sizes: Sizes, count: int, device: torch.device) -> BurgersSamples:
+    """Burgers solutions, made on the spot: what is to be learned and not only timed."""
+    times, points = sizes.grid
+    initial = sample_initial(count, points, SEED).to(device)
+    solutions = solve(initial, VISCOSITY, saved_times(times)).float()  # b t x
+    return _samples(
+        sizes,
+        sizes.supervision,
+        lambda indices: solutions[:, *indices.to(device).unbind(dim=1)],
+    )
+
+
+def _samples(
+    sizes: Sizes, counts: tuple[int, int], values: Callable[[Tensor], Tensor]
+) -> BurgersSamples:
+    """Samples on a part of the grid, from their values at grid indices (p, 2)."""
     held = tuple(map(subset_indices, sizes.grid, counts))
-    places = index_coordinates(index_product(held), sizes.grid).to(device)
-    observed = observed_positions(sizes, device)
+    seen = boundary_observation_indices(*sizes.grid)
     return BurgersSamples(
         grid=sizes.grid,
         held=held,
-        targets=waves(count, places).unflatten(1, counts),
-        observed_positions=observed,
-        observed_values=waves(count, observed),
+        targets=values(index_product(held)).unflatten(1, counts),
+        observed_positions=index_coordinates(seen, sizes.grid),
+        observed_values=values(seen),
     )
 
 

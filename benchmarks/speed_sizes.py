@@ -29,7 +29,7 @@ class Sizes:
     local_queries: int | None = None
     """How many random queries the local blends answer; None takes the whole grid."""
     samples: int = 192
-    agreement_samples: int = 2_000
+    agreement_samples: int = 480
     agreement_steps: int = 2_000
     growth: tuple[float, ...] = (0.5, 1, 2, 4)
     seconds: float = 2.0

@@ -14,6 +14,7 @@ from speed_setting import (
     Row,
     Section,
     Setting,
+    burgers_samples,
     field_model,
     models,
     operator,
@@ -44,16 +45,11 @@ def trainer(
     count: int,
     *,
     trained: bool = False,
-    perturbed: bool = False,
 ) -> Trainer:
-    """A model in training on synthetic samples; FNO is supervised on the whole grid."""
+    """A model in training on waves; FNO is supervised on the whole grid."""
     config, device = setting.sizes.configs()[name], setting.device
     data = samples(setting.sizes, count, device, whole=name == "fno")
     network = field_model(setting).train() if trained else operator(config, device)
-    if perturbed:
-        with torch.no_grad():
-            for parameter in network.parameters():
-                parameter.mul_(1 + ROUNDING * (2 * torch.rand_like(parameter) - 1))
     if name == "fno":
         settings = replace(settings, queries=None)
     return Trainer(network, data, data, settings, build_accelerator(settings, device))
@@ -160,7 +156,7 @@ class Training(Section):
 
 
 class Agreement(Section):
-    """The loss with and without the fast path, from the same weights, samples and draws.
+    """The loss on Burgers with and without the fast path: same weights, samples and draws.
 
     What to expect of two runs that differ in rounding only: a plain run whose first weights are
     moved by at most a rounding of bfloat16. What to expect of two unrelated runs: another seed.
@@ -181,14 +177,16 @@ class Agreement(Section):
         if "seed" in entry:
             settings = replace(settings, seed=SEED + 1)
         release(setting.device)
+        sizes, device = setting.sizes, setting.device
+        data = burgers_samples(sizes, sizes.agreement_samples, device)
+        network = operator(sizes.fst, device)
+        if "moved" in entry:
+            with torch.no_grad():
+                for parameter in network.parameters():
+                    parameter.mul_(1 + ROUNDING * (2 * torch.rand_like(parameter) - 1))
         with path(entry.split(",")[0]):
-            training = trainer(
-                "fst",
-                setting,
-                settings,
-                setting.sizes.agreement_samples,
-                perturbed="moved" in entry,
-            )
+            accelerator = build_accelerator(settings, device)
+            training = Trainer(network, data, data, settings, accelerator)
             advance(training, setting.steps)
         losses = [loss for loss, _ in training.progression.pending]
         return {

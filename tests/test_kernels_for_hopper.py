@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from compiling import SHARED, shared_memory
+from compiling import SHARED, shared_memory, unended_barriers
 
 mlp = pytest.importorskip("fst.kernels.mlp")
 hopper = pytest.importorskip("fst.kernels.hopper")
@@ -23,6 +23,7 @@ def test_the_kernels_for_hopper_compile(tmp_path):
     needed = shared_memory("hopper_compilation.py", tmp_path)
     assert len(needed) == 7
     assert max(needed) <= SHARED
+    assert unended_barriers(tmp_path) == []
 
 
 @pytest.mark.parametrize(

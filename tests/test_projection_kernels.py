@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 pytest.importorskip("triton")
 from triton import OutOfResources
 
-from compiling import SHARED, shared_memory
+from compiling import SHARED, shared_memory, unended_barriers
 from fst import kernels
 from fst.attention import joint_projection
 from fst.kernels import hopper, output
@@ -117,6 +117,7 @@ def test_the_kernels_for_hopper_compile(tmp_path):
     needed = shared_memory("projection_compilation.py", tmp_path)
     assert len(needed) == 4
     assert max(needed) <= SHARED
+    assert unended_barriers(tmp_path) == []
 
 
 @SIZES

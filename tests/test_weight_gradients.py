@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
-from compiling import SHARED, shared_memory
+from compiling import SHARED, shared_memory, unended_barriers
 from fst.kernels import hopper
 from fst.kernels import weight_gradients as gradients
 from fst.kernels.weight_gradients import (
@@ -60,6 +60,7 @@ def test_the_kernel_for_hopper_compiles(tmp_path):
     needed = shared_memory("weight_gradients_compilation.py", tmp_path)
     assert len(needed) == 3
     assert max(needed) <= SHARED
+    assert unended_barriers(tmp_path) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -242,8 +242,12 @@ def _copied_by_hopper(*tensors: Tensor) -> bool:
 
 
 def _suits_hopper_forward(queries: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether `attention_hopper_forward` takes these heads: no less than a block, and two tiles."""
-    counted = queries.shape[2] >= 128 and keys.shape[2] > 64 and len(queries) > 0
+    """Whether `attention_hopper_forward` takes these heads.
+
+    No less than a block of queries, and three tiles of keys: the ones beside a tile come two tiles
+    later, and the next head is not begun while a group still waits for them.
+    """
+    counted = queries.shape[2] >= 128 and keys.shape[2] > 128 and len(queries) > 0
     return counted and _copied_by_hopper(queries, keys, values)
 
 

@@ -32,6 +32,7 @@ from fst.kernels.gluon_parts import (
     copy_in,
     describe,
     described_heads,
+    end_barriers,
     exp2,
     seen_as,
 )
@@ -272,6 +273,11 @@ def attention_backward_gluon_kernel(
         [4, 4, 4],
         [KEYS_REGISTERS, KEYS_REGISTERS, QUERIES_REGISTERS],
     )  # fmt: skip
+    end_barriers(ready)
+    end_barriers(free)
+    end_barriers(known)
+    end_barriers(full)
+    end_barriers(empty)
 
 
 def _heads(tensor: Tensor) -> TensorDescriptor:

@@ -42,6 +42,7 @@ from fst.kernels.gluon_parts import (
     barriers,
     copy_heads,
     described_heads,
+    end_barriers,
     exp2,
 )
 from fst.kernels.hopper import processors
@@ -368,6 +369,9 @@ def attention_gluon_kernel(
         [4, 1],
         [MIX_REGISTERS, FETCH_REGISTERS],
     )  # fmt: skip
+    for i in gl.static_range(5):
+        end_barriers(bars[i])
+    end_barriers(again)
 
 
 def _heads(tensor: Tensor) -> TensorDescriptor:

@@ -36,6 +36,7 @@ from fst.kernels.gluon_parts import (
     copy_out,
     copy_tokens,
     described,
+    end_barriers,
     gelu,
     load_place,
     normalise,
@@ -297,6 +298,10 @@ def feed_forward_gluon_kernel(
             [4],
             [REGISTERS],
         )  # fmt: skip
+    end_barriers(ready)
+    end_barriers(empty)
+    end_barriers(arrived)
+    end_barriers(turns)
 
 
 HIDDEN = 64  # hidden units of a tile of weights

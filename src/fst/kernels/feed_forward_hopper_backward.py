@@ -29,6 +29,7 @@ from fst.kernels.gluon_parts import (
     copy_out,
     copy_tokens,
     described,
+    end_barriers,
     gelu_and_slope,
     load_place,
     normalise,
@@ -222,6 +223,9 @@ def feed_forward_backward_gluon_kernel(
         [4],
         [REGISTERS],
     )  # fmt: skip
+    end_barriers(ready)
+    end_barriers(empty)
+    end_barriers(arrived)
 
 
 def backward(

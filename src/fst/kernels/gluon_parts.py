@@ -41,6 +41,19 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
+def end_barriers(bars):
+    """Behind everything else, for every set of `barriers` of a kernel.
+
+    Until a barrier is made invalid, its memory must not serve for anything else: when the GPU turns
+    to another process and back, the barrier may come to lie there again. Triton gives away the
+    memory of a barrier that is not named any more.
+    """
+    COUNT: gl.constexpr = bars.shape[0]
+    for i in gl.static_range(COUNT):
+        mbarrier.invalidate(bars.index(i))
+
+
+@gluon.jit
 def advance(stage, turn, STAGES: gl.constexpr):
     """The next place in a ring, and the parity of its barriers there."""
     stage = gl.where(stage + 1 == STAGES, 0, stage + 1)

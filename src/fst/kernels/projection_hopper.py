@@ -27,7 +27,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fst.kernels.feed_forward_packing import tile_widths
-from fst.kernels.gluon_parts import barrier, barriers, copy_in, copy_out, described
+from fst.kernels.gluon_parts import (
+    barrier,
+    barriers,
+    copy_in,
+    copy_out,
+    described,
+    end_barriers,
+)
 from fst.kernels.hopper import processors
 from fst.kernels.launching import launch_kernel
 from fst.kernels.tiles import tiles_in
@@ -185,6 +192,8 @@ def normed_linear_gluon_kernel(
         [4],
         [REGISTERS],
     )
+    end_barriers(ready)
+    end_barriers(arrived)
 
 
 class Forward(NamedTuple):

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fst.kernels.feed_forward_packing import tile_widths
-from fst.kernels.gluon_parts import barrier, barriers, copy_in, copy_out
+from fst.kernels.gluon_parts import barrier, barriers, copy_in, copy_out, end_barriers
 from fst.kernels.hopper import processors
 from fst.kernels.launching import launch_kernel
 from fst.kernels.projection_hopper import (
@@ -199,6 +199,9 @@ def normed_linear_backward_gluon_kernel(
         [4],
         [REGISTERS],
     )
+    end_barriers(ready)
+    end_barriers(empty)
+    end_barriers(full)
 
 
 class Backward(NamedTuple):

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fst.kernels.gluon_parts import barriers, copy_in, described
+from fst.kernels.gluon_parts import barriers, copy_in, described, end_barriers
 from fst.kernels.launching import launch_kernel
 from fst.kernels.weight_gradients import GROUP, GROUPS, TOKENS, Division, Pair, sizes
 
@@ -176,6 +176,8 @@ def weight_gradients_gluon_kernel(
         [4, 4],
         [REGISTERS, REGISTERS],
     )  # fmt: skip
+    end_barriers(ready)
+    end_barriers(free)
 
 
 def shares(pairs: Sequence[Pair], division: Division) -> list[Tensor]:
