@@ -117,7 +117,7 @@ def test_differences_of_loss_curves() -> None:
     assert found["largest"] == pytest.approx(0.1)
     assert found["last"] == pytest.approx(0.1)
     assert found["mean"] == pytest.approx(0.02)
-    assert found["first_step"] == 0
+    assert found["first_step"] == found["first_window"] == 0
 
 
 def test_an_entry_that_fails_loses_no_other(

@@ -1,0 +1,111 @@
+"""Whether results change while other processes use the same GPU.
+
+    python benchmarks/beside.py --out beside.json
+
+A GPU that several processes use is taken from each of them again and again, in the middle of a
+kernel. Here a forward and backward pass at the paper's size is recorded as a CUDA graph, and
+replayed while others multiply matrices. The prediction must keep its bits, and every gradient must
+be finite. (Their last bits change even alone: PyTorch's attention adds some in any order.)
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from speed_growth import Counts, problem
+from speed_setting import operator, precision
+from speed_sizes import PAPER
+from torch import Tensor
+
+from fst.metrics import squared_relative_l2
+from fst.pretrained import write_atomically
+from fst.recorded import capture
+from fst.training.environment import describe
+
+NEIGHBOR = """
+import torch
+a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+while True:
+    for _ in range(40):
+        a @ a
+    torch.cuda.synchronize()
+"""
+
+
+def recorded_pass() -> tuple[Any, Tensor, Tensor]:
+    """What replays a pass; its prediction, and all gradients in one row."""
+    device = torch.device("cuda")
+    counts = Counts.of(PAPER)
+    network = operator(counts.config, device)
+    stream = network.point_stream(0, 1)
+    assert stream is not None
+    draws = stream.draw().to(device, torch.float32)
+    given, queries, targets = problem(counts, device)
+    parameters = list(network.parameters())
+
+    def work() -> tuple[Tensor, Tensor]:
+        with precision("bf16", device):
+            values = network.represent(given, draws).decode(queries)
+        loss = squared_relative_l2(values, targets).mean()
+        gradients = torch.autograd.grad(loss, parameters)
+        return values.detach(), torch.cat([each.flatten() for each in gradients])
+
+    replay, found = capture(work, (), device)
+    prediction, gradient = found
+    assert prediction is not None
+    assert gradient is not None
+    return replay, prediction, gradient
+
+
+def count(replay: Any, prediction: Tensor, gradient: Tensor, seconds: float) -> dict[str, int]:
+    """Passes, and how many of them gave other predictions, or gradients that are not finite."""
+    replay()
+    expected = prediction.clone()
+    torch.cuda.synchronize()
+    passes, other, infinite = 0, 0, 0
+    begun = time.monotonic()
+    while time.monotonic() - begun < seconds:
+        replay()
+        passes += 1
+        other += not torch.equal(prediction, expected)  # NaN is not equal to itself
+        infinite += not bool(gradient.isfinite().all())
+    return {"passes": passes, "other_predictions": other, "gradients_not_finite": infinite}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--processes", type=int, default=3, help="that use the GPU as well")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument("--out", type=Path, help="JSON file for the counts")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("beside.py needs a GPU")
+    environment = describe()
+    environment["command"] = [Path(each).name for each in environment["command"]]
+    found = recorded_pass()
+    rows: dict[str, Any] = {"alone": count(*found, options.seconds / 4)}
+    print("alone:", rows["alone"], flush=True)
+    others = [subprocess.Popen([sys.executable, "-c", NEIGHBOR]) for _ in range(options.processes)]
+    try:
+        time.sleep(10)  # until they have begun
+        rows["beside"] = count(*found, options.seconds) | {"processes": options.processes}
+    finally:
+        for each in others:
+            each.kill()
+    print("beside others:", rows["beside"], flush=True)
+    if options.out is not None:
+        content = {"environment": environment, **rows}
+        write_atomically(options.out, (json.dumps(content, indent=1) + "\n").encode())
+    bad = sum(row["other_predictions"] + row["gradients_not_finite"] for row in rows.values())
+    sys.exit("results change beside other processes" if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
