@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import fst
 from fst import local
-from fst.rbf import blend, rbf_weights
+from fst.rbf import blend, rbf_weights, squared_lengths
 from small import small_model, some_observations, some_queries
 
 
@@ -75,7 +75,7 @@ def test_few_candidates_on_ordered_rows():
     grid = torch.cartesian_prod(torch.linspace(0, 1, 100), torch.linspace(0, 1, 100))
     tiles, order = local._in_tiles(grid)
     assert order.unique().tolist() == list(range(10_001))  # the last is where copies go
-    least, most = (gaps.square().sum(-1) for gaps in local._gaps(tiles, rows))
+    least, most = map(squared_lengths, local._gaps(tiles, rows))
     candidates = (least <= most.kthvalue(16, dim=1, keepdim=True).values).sum(dim=1)
     assert candidates.double().mean() < 0.1 * 1024
 

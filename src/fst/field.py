@@ -148,10 +148,10 @@ class Field(Output):
         whole = neighbors is None or neighbors >= positions.shape[1]
         if whole and queries.device.type == "cpu" and not torch.is_grad_enabled():
             return weighty_blend(queries, positions, scales, self.features)
-        parts = queries.split(size, dim=1) if whole else (queries,)
-        return torch.cat(
-            [field_at(part, positions, scales, self.features, neighbors) for part in parts], dim=1
-        )
+        given = positions, scales, self.features
+        if not whole:
+            return field_at(queries, *given, neighbors)
+        return torch.cat([field_at(part, *given) for part in queries.split(size, dim=1)], dim=1)
 
     def _finish(
         self,

@@ -18,7 +18,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fst.rbf import TIE, among_nearest, blend, rbf_logits, squared_distances
+from fst.rbf import (
+    TIE,
+    among_nearest,
+    axis_gaps,
+    blend,
+    gap_logits,
+    rbf_logits,
+    squared_lengths,
+)
 
 # Points in a tile: more share one list of candidates, fewer have shorter lists.
 TILE = 64
@@ -37,7 +45,7 @@ def nearest_blend(
 ) -> Float[Tensor, "b q d"]:
     """The blend of the `neighbors` nearest anchors of each point, and of ties with the last."""
     samples = zip(_wide(points), _wide(anchors), _wide(length_scales), features, strict=True)
-    return torch.stack([_nearest(*sample, neighbors) for sample in samples])
+    return _stacked([_nearest(*sample, neighbors) for sample in samples])
 
 
 def weighty_blend(
@@ -48,7 +56,12 @@ def weighty_blend(
 ) -> Float[Tensor, "b q d"]:
     """The full blend to rounding: anchors that weigh nothing are left out."""
     samples = zip(_wide(points), _wide(anchors), _wide(length_scales), features, strict=True)
-    return torch.stack([_weighty(*sample) for sample in samples])
+    return _stacked([_weighty(*sample) for sample in samples])
+
+
+def _stacked(blends: list[Float[Tensor, "q d"]]) -> Float[Tensor, "b q d"]:
+    """Together; one alone as it is, for a copy takes as long as the products."""
+    return blends[0].unsqueeze(0) if len(blends) == 1 else torch.stack(blends)
 
 
 def _wide(coordinates: Tensor) -> Tensor:
@@ -64,18 +77,17 @@ def _nearest(
     neighbors: int,
 ) -> Float[Tensor, "q d"]:
     tiles, rows = _in_tiles(points)
-    least, most = (gaps.square().sum(dim=-1) for gaps in _gaps(tiles, anchors))  # t m
+    least, most = map(squared_lengths, _gaps(tiles, anchors))  # t m
     nearest = most.topk(neighbors, dim=1, largest=False, sorted=False).values
     # Wider than the ties below, so that no candidate is missed.
     keep = least <= nearest.amax(dim=1, keepdim=True) * (1 + 2 * TIE)
 
     def weights(near: Tensor, places: Tensor, scales: Tensor, real: Tensor) -> Tensor:
-        distances = squared_distances(near, places).masked_fill(~real, torch.inf)
-        return (
-            rbf_logits(near, places, scales)
-            .masked_fill(~among_nearest(distances, neighbors), -torch.inf)
-            .softmax(dim=-1)
-        )
+        gaps = axis_gaps(near, places)
+        with torch.no_grad():
+            distances = squared_lengths(gaps).masked_fill_(~real, torch.inf)
+            others = ~among_nearest(distances, neighbors)
+        return gap_logits(gaps, scales).masked_fill(others, -torch.inf).softmax(dim=-1)
 
     return _by_groups(
         tiles, rows, anchors, length_scales, features, keep, least, weights, len(points)
@@ -91,7 +103,8 @@ def _weighty(
     tiles, rows = _in_tiles(points)
     # Twice the negative logits: at least `least`, and for some anchor at most the smallest `most`.
     least, most = (
-        (gaps / length_scales).square().sum(dim=-1) for gaps in _gaps(tiles, anchors)
+        squared_lengths([gap / length_scales[:, axis] for axis, gap in enumerate(gaps)])
+        for gaps in _gaps(tiles, anchors)
     )  # t m
     tolerance = torch.finfo(features.dtype).eps / 2
     slack = 2 * math.log(len(anchors) / tolerance)
@@ -126,11 +139,16 @@ def _in_tiles(points: Float[Tensor, "q s"]) -> tuple[Float[Tensor, "t p s"], Int
 @torch.no_grad()
 def _gaps(
     tiles: Float[Tensor, "t p s"], anchors: Float[Tensor, "m s"]
-) -> tuple[Float[Tensor, "t m s"], Float[Tensor, "t m s"]]:
+) -> tuple[list[Float[Tensor, "t m"]], list[Float[Tensor, "t m"]]]:
     """Least and greatest distance along each axis between an anchor and the box of a tile."""
-    low, high = tiles.amin(dim=1)[:, None], tiles.amax(dim=1)[:, None]  # t 1 s
-    least = torch.maximum(low - anchors, anchors - high).clamp(min=0)
-    return least, torch.maximum((anchors - low).abs(), (anchors - high).abs())
+    least, most = [], []
+    for axis in range(anchors.shape[1]):
+        places, along = anchors[:, axis], tiles[..., axis]  # m, t p
+        below = along.amin(dim=1, keepdim=True) - places
+        above = places - along.amax(dim=1, keepdim=True)
+        least.append(torch.maximum(below, above).clamp_(min=0))
+        most.append(torch.maximum(below.abs_(), above.abs_()))
+    return least, most
 
 
 def _by_groups(
@@ -146,7 +164,7 @@ def _by_groups(
 ) -> Float[Tensor, "q d"]:
     """Blend each tile from its candidates, tiles with lists of similar length together."""
     counts, by_count = keep.sum(dim=1).sort()
-    result = None
+    blends = []
     start, lengths = 0, counts.tolist()
     while start < len(lengths):
         stop = _group_end(lengths, start, features.shape[1], features.device.type)
@@ -156,13 +174,11 @@ def _by_groups(
         near = weights(
             tiles[group], anchors[chosen], length_scales[chosen], found.isfinite()[:, None]
         )
-        blended = blend(near, features[chosen])  # g p d
-        if result is None:
-            result = blended.new_empty(points + 1, features.shape[1])
-        result[rows[group]] = blended
+        blends.append(blend(near, features[chosen]).flatten(0, 1))  # gp d
         start = stop
-    assert result is not None
-    return result[:-1]
+    # Rows are taken from where they are: putting each where it belongs takes a CPU twice as long.
+    order = rows[by_count].flatten().argsort()[:points]
+    return torch.cat(blends).index_select(0, order)
 
 
 def _group_end(lengths: list[int], start: int, channels: int, device: str) -> int:

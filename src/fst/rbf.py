@@ -16,35 +16,41 @@ from fst.types import product_dtype
 TIE = 1e-6
 
 
+def axis_gaps(
+    points: Float[Tensor, "#b q s"], anchors: Float[Tensor, "b m s"]
+) -> list[Float[Tensor, "b q m"]]:
+    """x_s - a_s for every axis, in float32 or better. Differences are taken before squaring: the
+    expanded square would cancel catastrophically at small length scales."""
+    wide = torch.promote_types(torch.float32, anchors.dtype)
+    points, anchors = points.to(wide), anchors.to(wide)
+    return [points[..., axis, None] - anchors[:, None, :, axis] for axis in range(points.shape[-1])]
+
+
+def gap_logits(
+    gaps: list[Float[Tensor, "b q m"]], length_scales: Float[Tensor, "b m s"]
+) -> Float[Tensor, "b q m"]:
+    """-½ Σ_s (gap_s / ℓ_s)²."""
+    inverse = length_scales.to(gaps[0].dtype).reciprocal()
+    scaled = [gap * inverse[:, None, :, axis] for axis, gap in enumerate(gaps)]
+    return -0.5 * squared_lengths(scaled)
+
+
+def squared_lengths(gaps: list[Float[Tensor, "b q m"]]) -> Float[Tensor, "b q m"]:
+    """Σ_s gap_s²: Euclidean, in the coordinates given."""
+    total = gaps[0].square()
+    for gap in gaps[1:]:
+        total = total + gap.square()
+    return total
+
+
 def rbf_logits(
     points: Float[Tensor, "#b q s"],
     anchors: Float[Tensor, "b m s"],
     length_scales: Float[Tensor, "b m s"],
 ) -> Float[Tensor, "b q m"]:
-    """-½ Σ_s ((x_s - a_s) / ℓ_s)². Differences are taken before squaring: the expanded square
-    would cancel catastrophically at small length scales."""
+    """-½ Σ_s ((x_s - a_s) / ℓ_s)²."""
     with torch.autocast(points.device.type, enabled=False):
-        wide = torch.promote_types(torch.float32, anchors.dtype)
-        points, anchors, length_scales = points.to(wide), anchors.to(wide), length_scales.to(wide)
-        inverse = length_scales.reciprocal()
-        logits = None
-        for axis in range(points.shape[-1]):
-            distance = points[..., axis, None] - anchors[:, None, :, axis]  # b q m
-            square = (distance * inverse[:, None, :, axis]).square()
-            logits = square if logits is None else logits + square
-        assert logits is not None
-        return -0.5 * logits
-
-
-def squared_distances(
-    points: Float[Tensor, "#b q s"], anchors: Float[Tensor, "b m s"]
-) -> Float[Tensor, "b q m"]:
-    """Euclidean, in the coordinates given."""
-    gaps = (points[..., axis, None] - anchors[:, None, :, axis] for axis in range(points.shape[-1]))
-    total = next(gaps).square()
-    for gap in gaps:
-        total = total + gap.square()
-    return total
+        return gap_logits(axis_gaps(points, anchors), length_scales)
 
 
 def among_nearest(distances: Float[Tensor, "b q m"], neighbors: int) -> Bool[Tensor, "b q m"]:
@@ -67,9 +73,8 @@ def rbf_weights(
     """
     logits = rbf_logits(points, anchors, length_scales)
     if neighbors is not None and neighbors < anchors.shape[1]:
-        wide = torch.promote_types(torch.float32, anchors.dtype)
         with torch.no_grad():
-            keep = among_nearest(squared_distances(points.to(wide), anchors.to(wide)), neighbors)
+            keep = among_nearest(squared_lengths(axis_gaps(points, anchors)), neighbors)
         logits = logits.masked_fill(~keep, -torch.inf)
     return logits.softmax(dim=-1)
 
