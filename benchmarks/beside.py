@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from speed_growth import Counts, problem
-from speed_setting import operator, precision
+from speed_setting import operator, precision, synchronize
 from speed_sizes import PAPER
 from torch import Tensor
 
@@ -66,7 +66,7 @@ def count(replay: Any, prediction: Tensor, gradient: Tensor, seconds: float) -> 
     """Passes, and how many of them gave other predictions, or gradients that are not finite."""
     replay()
     expected = prediction.clone()
-    torch.cuda.synchronize()
+    synchronize(prediction.device)
     passes, other, infinite = 0, 0, 0
     begun = time.monotonic()
     while time.monotonic() - begun < seconds:

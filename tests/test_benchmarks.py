@@ -152,3 +152,19 @@ def test_a_trained_model_is_taken_for_the_local_blends(tmp_path: Path) -> None:
     (row,) = run(tmp_path, *arguments)["sections"]["local"]
     assert row["trained"]
     assert row["length_scales"] == pytest.approx([torch.tensor(-2.0).exp().item()] * 3)
+
+
+def test_changed_results_beside_others_are_counted() -> None:
+    beside = module("beside")
+    prediction, gradient = torch.zeros(3), torch.ones(2)
+    calls = iter(range(1_000_000))
+
+    def replay() -> None:
+        number = next(calls)
+        prediction.fill_(torch.nan if number == 2 else 0.5)
+        gradient[0] = torch.inf if number in (3, 4) else 1.0
+
+    found = beside.count(replay, prediction, gradient, 0.2)
+    assert found["passes"] > 4
+    assert found["other_predictions"] == 1
+    assert found["gradients_not_finite"] == 2
