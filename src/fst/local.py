@@ -31,7 +31,7 @@ from fst.rbf import (
 # Points in a tile: more share one list of candidates, fewer have shorter lists.
 TILE = 64
 # Numbers that one group of tiles may hold at once: such a group stays in a CPU's cache.
-GROUP_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
+GROUP_NUMBERS = {"cpu": 2**21, "cuda": 2**26}
 # Weights of a group of tiles: from points, candidates with their length scales, and which are real.
 Weights = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -83,7 +83,7 @@ def _nearest(
     keep = least <= nearest.amax(dim=1, keepdim=True) * (1 + 2 * TIE)
 
     def weights(near: Tensor, places: Tensor, scales: Tensor, real: Tensor) -> Tensor:
-        gaps = axis_gaps(near, places)
+        gaps = list(axis_gaps(near, places))
         with torch.no_grad():
             distances = squared_lengths(gaps).masked_fill_(~real, torch.inf)
             others = ~among_nearest(distances, neighbors)

@@ -6,6 +6,8 @@ autocast dtype: at the shortest length scale a logit reaches thousands, where bf
 the difference between one anchor and the next.
 """
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -18,29 +20,31 @@ TIE = 1e-6
 
 def axis_gaps(
     points: Float[Tensor, "#b q s"], anchors: Float[Tensor, "b m s"]
-) -> list[Float[Tensor, "b q m"]]:
-    """x_s - a_s for every axis, in float32 or better. Differences are taken before squaring: the
-    expanded square would cancel catastrophically at small length scales."""
+) -> Iterator[Float[Tensor, "b q m"]]:
+    """x_s - a_s for one axis after the other, in float32 or better. Differences are taken before
+    squaring: the expanded square would cancel catastrophically at small length scales."""
     wide = torch.promote_types(torch.float32, anchors.dtype)
     points, anchors = points.to(wide), anchors.to(wide)
-    return [points[..., axis, None] - anchors[:, None, :, axis] for axis in range(points.shape[-1])]
+    return (points[..., axis, None] - anchors[:, None, :, axis] for axis in range(points.shape[-1]))
+
+
+def squared_lengths(gaps: Iterable[Float[Tensor, "b q m"]]) -> Float[Tensor, "b q m"]:
+    """Σ_s gap_s²: Euclidean, in the coordinates given."""
+    total = None
+    for gap in gaps:
+        square = gap.square()
+        total = square if total is None else total + square
+    assert total is not None
+    return total
 
 
 def gap_logits(
-    gaps: list[Float[Tensor, "b q m"]], length_scales: Float[Tensor, "b m s"]
+    gaps: Iterable[Float[Tensor, "b q m"]], length_scales: Float[Tensor, "b m s"]
 ) -> Float[Tensor, "b q m"]:
     """-½ Σ_s (gap_s / ℓ_s)²."""
-    inverse = length_scales.to(gaps[0].dtype).reciprocal()
-    scaled = [gap * inverse[:, None, :, axis] for axis, gap in enumerate(gaps)]
-    return -0.5 * squared_lengths(scaled)
-
-
-def squared_lengths(gaps: list[Float[Tensor, "b q m"]]) -> Float[Tensor, "b q m"]:
-    """Σ_s gap_s²: Euclidean, in the coordinates given."""
-    total = gaps[0].square()
-    for gap in gaps[1:]:
-        total = total + gap.square()
-    return total
+    wide = torch.promote_types(torch.float32, length_scales.dtype)
+    inverse = length_scales.to(wide).reciprocal()
+    return -0.5 * squared_lengths(gap * inverse[:, None, :, axis] for axis, gap in enumerate(gaps))
 
 
 def rbf_logits(
