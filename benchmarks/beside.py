@@ -30,10 +30,14 @@ from fst.training.environment import describe
 NEIGHBOR = """
 import torch
 a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+begun = False
 while True:
     for _ in range(40):
         a @ a
     torch.cuda.synchronize()
+    if not begun:
+        print("begun", flush=True)
+        begun = True
 """
 
 
@@ -62,11 +66,10 @@ def recorded_pass() -> tuple[Any, Tensor, Tensor]:
     return replay, prediction, gradient
 
 
-def count(replay: Any, prediction: Tensor, gradient: Tensor, seconds: float) -> dict[str, int]:
+def count(
+    replay: Any, prediction: Tensor, gradient: Tensor, expected: Tensor, seconds: float
+) -> dict[str, float]:
     """Passes, and how many of them gave other predictions, or gradients that are not finite."""
-    replay()
-    expected = prediction.clone()
-    synchronize(prediction.device)
     passes, other, infinite = 0, 0, 0
     begun = time.monotonic()
     while time.monotonic() - begun < seconds:
@@ -74,7 +77,18 @@ def count(replay: Any, prediction: Tensor, gradient: Tensor, seconds: float) -> 
         passes += 1
         other += not torch.equal(prediction, expected)  # NaN is not equal to itself
         infinite += not bool(gradient.isfinite().all())
-    return {"passes": passes, "other_predictions": other, "gradients_not_finite": infinite}
+    milliseconds = 1e3 * (time.monotonic() - begun) / passes
+    return {
+        "passes": passes,
+        "ms": milliseconds,
+        "other_predictions": other,
+        "gradients_not_finite": infinite,
+    }
+
+
+def neighbor() -> subprocess.Popen[str]:
+    """A process that uses the GPU, and says when it has begun to."""
+    return subprocess.Popen([sys.executable, "-c", NEIGHBOR], stdout=subprocess.PIPE, text=True)
 
 
 def main() -> None:
@@ -89,13 +103,19 @@ def main() -> None:
         sys.exit("beside.py needs a GPU")
     environment = describe()
     environment["command"] = [Path(each).name for each in environment["command"]]
-    found = recorded_pass()
-    rows: dict[str, Any] = {"alone": count(*found, options.seconds / 4)}
+    replay, *found = recorded_pass()
+    replay()
+    expected = found[0].clone()
+    synchronize(expected.device)
+    rows: dict[str, Any] = {"alone": count(replay, *found, expected, options.seconds / 4)}
     print("alone:", rows["alone"], flush=True)
-    others = [subprocess.Popen([sys.executable, "-c", NEIGHBOR]) for _ in range(options.processes)]
+    others = [neighbor() for _ in range(options.processes)]
     try:
-        time.sleep(10)  # until they have begun
-        rows["beside"] = count(*found, options.seconds) | {"processes": options.processes}
+        for each in others:
+            assert each.stdout is not None
+            each.stdout.readline()
+        rows["beside"] = count(replay, *found, expected, options.seconds)
+        rows["beside"]["processes"] = sum(each.poll() is None for each in others)
     finally:
         for each in others:
             each.kill()
@@ -104,6 +124,8 @@ def main() -> None:
         content = {"environment": environment, **rows}
         write_atomically(options.out, (json.dumps(content, indent=1) + "\n").encode())
     bad = sum(row["other_predictions"] + row["gradients_not_finite"] for row in rows.values())
+    if rows["beside"]["processes"] < options.processes:
+        sys.exit("a process beside this one ended too early: nothing is shown")
     sys.exit("results change beside other processes" if bad else 0)
 
 

@@ -164,7 +164,7 @@ def test_changed_results_beside_others_are_counted() -> None:
         prediction.fill_(torch.nan if number == 2 else 0.5)
         gradient[0] = torch.inf if number in (3, 4) else 1.0
 
-    found = beside.count(replay, prediction, gradient, 0.2)
+    found = beside.count(replay, prediction, gradient, torch.full((3,), 0.5), 0.2)
     assert found["passes"] > 4
     assert found["other_predictions"] == 1
     assert found["gradients_not_finite"] == 2

@@ -369,7 +369,8 @@ def attention_gluon_kernel(
         [4, 1],
         [MIX_REGISTERS, FETCH_REGISTERS],
     )  # fmt: skip
-    for i in gl.static_range(5):
+    SETS: gl.constexpr = len(bars)
+    for i in gl.static_range(SETS):
         end_barriers(bars[i])
     end_barriers(again)
 
