@@ -6,6 +6,7 @@ Without a GPU a replay is what it stands for: the work, done again on the same t
 import gc
 import weakref
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fst import Domain, Field, Observations, Recorded, recorded
 from fst.model import build
 from small import small_config
 
+CAPTURE = recorded.capture
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CONFIG = small_config(low=(0.0, -1.0), high=(2.0, 3.0))
 
@@ -22,12 +24,12 @@ CONFIG = small_config(low=(0.0, -1.0), high=(2.0, 3.0))
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch):
     """How often something was recorded; on a CPU, without a graph."""
-    captured, real = [], recorded.capture
+    captured = []
 
     def capture(work, given, device):
         captured.append([each if each is None else tuple(each.shape) for each in given])
         if DEVICE == "cuda":
-            return real(work, given, device)
+            return CAPTURE(work, given, device)
         found = work(*given)
 
         def replay():
@@ -208,6 +210,26 @@ def test_nothing_holds_on_to_itself():
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_replay_keeps_what_it_works_on(monkeypatch):
+    if DEVICE == "cpu":  # a graph in name only: what counts here is who holds what
+        nothing = MagicMock()
+        for name in ("CUDAGraph", "graph", "stream", "current_stream"):
+            monkeypatch.setattr(torch.cuda, name, nothing)
+        monkeypatch.setattr(recorded, "_beside", nothing)
+
+    def capture():
+        weights, given = torch.ones(3, device=DEVICE), torch.ones(3, device=DEVICE)
+        replay, _ = CAPTURE(lambda each: (weights * each,), (given,), torch.device(DEVICE))
+        return replay, weakref.ref(weights), weakref.ref(given)
+
+    replay, *held = capture()
+    assert all(each() is not None for each in held)
+    replay()
+    del replay
+    gc.collect()
+    assert all(each() is None for each in held)
 
 
 def test_what_is_wrong_is_said(monkeypatch):

@@ -16,7 +16,7 @@ may be under way, on one stream.
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -43,7 +43,11 @@ def _beside(device: torch.device) -> torch.cuda.Stream:
 
 
 def capture(work: Work, given: Given, device: torch.device) -> tuple[Callable[[], None], Given]:
-    """Record `work` as a CUDA graph: what replays it, and the tensors it leaves its results in."""
+    """Record `work` as a CUDA graph: what replays it, and the tensors it leaves its results in.
+
+    Every replay looks for the tensors that the work has been given or holds on to, such as weights,
+    where they were; so whoever holds the replay holds them too.
+    """
     here, beside = torch.cuda.current_stream(device), _beside(device)
     beside.wait_stream(here)
     graph = torch.cuda.CUDAGraph()
@@ -53,7 +57,11 @@ def capture(work: Work, given: Given, device: torch.device) -> tuple[Callable[[]
         with torch.cuda.graph(graph, stream=beside, capture_error_mode="thread_local"):
             found = work(*given)
     here.wait_stream(beside)
-    return graph.replay, found
+    return partial(_replay, graph, (work, given)), found
+
+
+def _replay(graph: torch.cuda.CUDAGraph, held: object) -> None:
+    graph.replay()
 
 
 class Recording:
@@ -61,7 +69,6 @@ class Recording:
 
     def __init__(self, work: Work, given: Given) -> None:
         self._given = _copies(given)
-        self._work = work  # whatever it holds on to is looked for by every replay
         self._replay, self._found = capture(work, self._given, _device(given))
 
     def __call__(self, given: Given) -> Given:
