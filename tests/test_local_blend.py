@@ -3,6 +3,8 @@
 Without a GPU the kernels run in Triton's interpreter.
 """
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -42,15 +44,15 @@ def relative(found, wanted):
 
 
 def lists(inputs, dtype):
-    """For each tile the anchors listed for it, and the tiles' size."""
+    """For each tile the anchors listed for it and whether it is remote; the tiles' size."""
     points, anchors, scales, _ = inputs
     tiles = local.LOCAL_TILES[dtype.itemsize]
     places, *far = (x.transpose(1, 2).contiguous() for x in (points, anchors, local.FOLD / scales))
     tolerance = local.SHARE * torch.finfo(dtype).eps
     filled = local.with_far(*far, tiles["BLOCK_M"])
-    chosen, counts = local.anchor_lists(places, *filled, anchors.shape[1], tolerance, tiles)
-    found = [row[:count].long() for row, count in zip(chosen[0], counts[0], strict=True)]
-    return found, tiles["BLOCK_Q"], tolerance
+    made = local.anchor_lists(places, *filled, anchors.shape[1], tolerance, tiles)
+    found = [row[:count].long() for row, count in zip(made.chosen[0], made.counts[0], strict=True)]
+    return found, made.remote[0].bool().tolist(), tiles["BLOCK_Q"], tolerance
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
@@ -88,7 +90,7 @@ def test_points_shared_by_the_batch():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_left_out_weighs_less_than_rounding(dtype):
     inputs = on_rows(2, 40, 24)
-    found, size, tolerance = lists(inputs, dtype)
+    found, _, size, tolerance = lists(inputs, dtype)
     weights = rbf_weights(*(tensor.double() for tensor in inputs[:3]))[0]
     lost = []
     for kept, tile in zip(found, weights.split(size), strict=True):
@@ -104,10 +106,9 @@ def test_all_anchors_in_one_place():
     """Nothing can be skipped, and every weight is the same where the scales are."""
     inputs = on_rows(2, 12, 12)
     inputs[1] = torch.full_like(inputs[1], 0.25)
-    found, _, _ = lists(inputs, torch.float32)
     assert relative(local.local_blend(*inputs), exact(*inputs)) < 2e-6
     inputs[2] = torch.full_like(inputs[2], 0.015)
-    found, _, _ = lists(inputs, torch.float32)
+    found, *_ = lists(inputs, torch.float32)
     assert all(len(kept) == 144 for kept in found)
     mean = inputs[3].double().mean(dim=1, keepdim=True)
     torch.testing.assert_close(
@@ -134,6 +135,21 @@ def test_far_from_all_anchors(blend_):
     assert weights.amax(-1).min() < 0.9
     found = blend_(points, anchors, scales, features)
     assert relative(found, exact(points, anchors, scales, features)) < 3e-5
+
+
+def test_only_tiles_far_from_all_anchors_are_remote():
+    """Elsewhere the weights of every point have a sum that float32 holds without a shift."""
+    points, anchors, scales, features = on_rows(1, 300, 8)
+    inputs = (points, 0.1 * anchors, torch.full_like(scales, 0.015), features)
+    _, remote, size, _ = lists(inputs, torch.float32)
+    points, anchors, scales, _ = (tensor.double() for tensor in inputs)
+    logits = -0.5 * ((points[:, :, None] - anchors[:, None]) / scales[:, None]).square().sum(-1)
+    logarithms = (logits[0].logsumexp(dim=-1) / math.log(2)).split(size)
+    for tile, far in zip(logarithms, remote, strict=True):
+        assert far or tile.min() >= local.LEAST_LOGARITHM.value
+    assert True in remote
+    assert False in remote
+    assert not any(lists(on_rows(1, 300, 200), torch.float32)[1])
 
 
 def test_a_constant_stays_constant_in_half_precision():

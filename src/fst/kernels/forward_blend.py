@@ -10,8 +10,10 @@ the tensor cores want them, in registers.
 
 Every exponent is at most zero, so no maximum has to be subtracted to prevent overflow. Where a
 point is so far from all anchors that its weights come near the smallest float32, a second launch
-does its tile again with the highest exponent subtracted.
+does its tile again with the highest exponent subtracted. Lists say so of a tile beforehand.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -58,6 +60,15 @@ def with_far(
     return F.pad(anchors, (0, more), value=FAR), F.pad(inverse, (0, more), value=1.0)
 
 
+class AnchorLists(NamedTuple):
+    """For each tile of points the anchors that matter to it, as `blend_kernel` reads them."""
+
+    chosen: Int[Tensor, "b t r"]
+    counts: Int[Tensor, "b t"]
+    remote: Int[Tensor, "b t"]
+    """Whether some point may be so far from all anchors that its exponents need the highest."""
+
+
 @triton.jit
 def _columns(chosen, start, BLOCK: tl.constexpr, LISTED: tl.constexpr):
     columns = start + tl.arange(0, BLOCK)
@@ -86,6 +97,20 @@ def _exponents(shift, x0, x1, x2, anchors, inverse, columns, R, AXES: tl.constex
         u = (x2 - tl.load(anchors + columns)[None, :]) * tl.load(inverse + columns)[None, :]
         t -= u * u
     return t
+
+
+@triton.jit
+def _highest(
+    shift, x0, x1, x2, anchors, inverse, chosen, count, R,
+    AXES: tl.constexpr, BLOCK_Q: tl.constexpr, LISTED: tl.constexpr,
+):  # fmt: skip
+    """The highest exponent of each point of a tile."""
+    highest = tl.full((BLOCK_Q,), -float("inf"), tl.float32)
+    for start in range(0, count, FEW):
+        columns = _columns(chosen, start, FEW, LISTED)
+        found = _exponents(shift[:, None], x0, x1, x2, anchors, inverse, columns, R, AXES)
+        highest = tl.maximum(highest, tl.max(found, 1))
+    return highest
 
 
 @triton.jit
@@ -182,7 +207,7 @@ def _blend_tile(
 
 @triton.jit
 def blend_kernel(
-    points, anchors, inverse, features, chosen, counts, output, logarithms,
+    points, anchors, inverse, features, chosen, counts, remote, output, logarithms,
     Q, R, point_stride,
     D: tl.constexpr, P: tl.constexpr, W: tl.constexpr, AXES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, LISTED: tl.constexpr, PRECISION: tl.constexpr,
@@ -191,8 +216,8 @@ def blend_kernel(
     """A tile of points. There are R anchors, those that only fill up included.
 
     LISTED: the tile looks at the `counts` anchors that it finds in its row of `chosen`, which is
-    filled up to a multiple of BLOCK_M. SHIFTED: only tiles whose logarithms are too low are done,
-    with the highest exponent subtracted.
+    filled up to a multiple of BLOCK_M, with the highest exponent subtracted if it is `remote`.
+    SHIFTED: only tiles whose logarithms are too low are done, with the highest exponent subtracted.
     """
     batch = tl.program_id(1).to(tl.int64)
     points += batch * point_stride
@@ -206,6 +231,7 @@ def blend_kernel(
         tile = batch * tl.num_programs(0) + tl.program_id(0)
         chosen += tile * R
         count = tl.load(counts + tile)
+        remote += tile
 
     rows = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     real = rows < Q
@@ -214,19 +240,22 @@ def blend_kernel(
     x2 = _coordinate(points, Q, rows, real, 2, AXES)
     shift = tl.zeros((BLOCK_Q,), tl.float32)
     if SHIFTED:
-        highest = tl.full((BLOCK_Q,), -float("inf"), tl.float32)
         # Nothing to do for a tile that came out well the first time.
         if tl.min(tl.load(logarithms + rows, mask=real, other=0.0)) < LEAST_LOGARITHM:
-            for start in range(0, count, FEW):
-                columns = _columns(chosen, start, FEW, LISTED)
-                found = _exponents(shift[:, None], x0, x1, x2, anchors, inverse, columns, R, AXES)
-                highest = tl.maximum(highest, tl.max(found, 1))
+            shift = -_highest(
+                shift, x0, x1, x2, anchors, inverse, chosen, count, R, AXES, BLOCK_Q, LISTED
+            )
             _blend_tile(
-                -highest, x0, x1, x2, anchors, inverse, features, chosen, count, R,
+                shift, x0, x1, x2, anchors, inverse, features, chosen, count, R,
                 output, logarithms, rows, real,
                 D, P, W, AXES, BLOCK_Q, BLOCK_M, LISTED, PRECISION, COMPILED,
             )  # fmt: skip
     else:
+        if LISTED:  # noqa: SIM102, known when the kernel is compiled
+            if tl.load(remote) > 0:
+                shift = -_highest(
+                    shift, x0, x1, x2, anchors, inverse, chosen, count, R, AXES, BLOCK_Q, LISTED
+                )
         _blend_tile(
             shift, x0, x1, x2, anchors, inverse, features, chosen, count, R,
             output, logarithms, rows, real,
@@ -243,7 +272,7 @@ def run_blend(
     rows: int,
     tiles: dict[str, int],
     precision: str,
-    lists: tuple[Int[Tensor, "b t r"], Int[Tensor, "b t"]] | None = None,
+    lists: AnchorLists | None = None,
 ) -> tuple[Float[Tensor, "b q d"], Float[Tensor, "b q"]]:
     """The blend and the logarithms to base 2 of the normalisers, by all anchors or by `lists`.
 
@@ -263,10 +292,11 @@ def run_blend(
         anchors, inverse = with_far(anchors, inverse, more)
         features = F.pad(features, (0, 0, 0, more))
     # Without lists, any tensor stands in for them.
-    chosen, counts = lists or (anchors, anchors)
-    given = (points, anchors, inverse, features, chosen, counts, output, logarithms)
+    found = lists or (anchors, anchors, anchors)
+    given = (points, anchors, inverse, features, *found, output, logarithms)
     stride = 0 if points.shape[0] == 1 else axes * queries  # one set may serve the whole batch
-    for shifted in (True,) if narrow else (False, True):
+    launches = (True,) if narrow else (False,) if lists else (False, True)
+    for shifted in launches:
         launch_kernel(
             blend_kernel, (tiles_in(queries, tiles["BLOCK_Q"]), batch),
             *given, queries, rows, stride,

@@ -7,8 +7,9 @@ and the bounding box of each tile and lists, tile by tile, the anchors with
     highest t_j in the box ≥ max_k (lowest t_k in the box) - slack,   slack = log₂(M / tolerance).
 
 Every other anchor weighs, at every point of the tile, less than `tolerance` / M of the heaviest:
-all of them together are below the rounding of the features' dtype. The forward kernel of the full
-blend then reads the listed anchors only. They are listed one by one, because length scales vary so
+all of them together are below the rounding of the features' dtype. The same bounds tell which tiles
+may need their highest exponent subtracted. The forward kernel of the full blend then reads the
+listed anchors only. They are listed one by one, because length scales vary so
 much from one anchor to the next that among a few neighbours there is nearly always a wide one.
 
 How much there is to win depends on the order of the points: `compact_order` sorts scattered ones.
@@ -23,7 +24,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fst.kernels.blend import FOLD, FORWARD_PRECISION, tile_sizes
-from fst.kernels.forward_blend import run_blend, with_far, with_ones
+from fst.kernels.forward_blend import (
+    LEAST_LOGARITHM,
+    AnchorLists,
+    run_blend,
+    with_far,
+    with_ones,
+)
 from fst.kernels.operators import operator
 
 # Tiles of the forward kernel by the size of a feature in bytes. Of wider features in half precision
@@ -54,11 +61,11 @@ def _span(points, Q, rows, anchors, inverse, R, columns, there, axis: tl.constex
 
 @triton.jit
 def list_kernel(
-    points, anchors, inverse, chosen, counts,
+    points, anchors, inverse, chosen, counts, remote,
     Q, M, R, point_stride, slack,
     AXES: tl.constexpr, SPAN: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """The anchors that matter to a tile of points, and how many there are.
+    """The anchors that matter to a tile of points, how many there are, and whether all are far.
 
     M anchors are real; of the R in all, those beyond weigh nothing.
     """
@@ -78,11 +85,13 @@ def list_kernel(
     if AXES > 2:
         more = _span(points, Q, rows, anchors, inverse, R, columns, there, 2)
         least, most = least + more[0], most + more[1]
-    bound = tl.min(tl.where(there, most, float("inf")), 0) + slack
-    keep = (there & (least <= bound)).to(tl.int32)
+    bound = tl.min(tl.where(there, most, float("inf")), 0)
+    keep = (there & (least <= bound + slack)).to(tl.int32)
     tl.store(chosen + tl.cumsum(keep, 0) - 1, columns, mask=keep > 0)
     count = tl.sum(keep, 0)
     tl.store(counts + tile, count)
+    # At every point the weights add up to 2^-bound or more.
+    tl.store(remote + tile, (bound > -LEAST_LOGARITHM).to(tl.int32))
     # A list ends with a whole block.
     rest = count + tl.arange(0, BLOCK_M)
     tl.store(chosen + rest, M, mask=rest < tl.cdiv(count, BLOCK_M) * BLOCK_M)
@@ -95,20 +104,20 @@ def anchor_lists(
     count: int,
     tolerance: float,
     tiles: dict[str, int],
-) -> tuple[Int[Tensor, "b t r"], Int[Tensor, "b t"]]:
-    """For each tile of points those of `count` anchors that matter to it, and their number."""
+) -> AnchorLists:
+    """For each tile of points those of `count` anchors that matter to it."""
     (batch, axes, rows), queries = anchors.shape, points.shape[2]
     number = triton.cdiv(queries, tiles["BLOCK_Q"])
     chosen = anchors.new_empty(batch, number, rows, dtype=torch.int32)
-    counts = anchors.new_empty(batch, number, dtype=torch.int32)
+    counts, remote = (anchors.new_empty(batch, number, dtype=torch.int32) for _ in range(2))
     list_kernel[(number, batch)](
-        points, anchors, inverse, chosen, counts,
+        points, anchors, inverse, chosen, counts, remote,
         queries, count, rows, 0 if points.shape[0] == 1 else axes * queries,
         math.log2(count / tolerance),
         AXES=axes, SPAN=triton.next_power_of_2(count),
         BLOCK_Q=tiles["BLOCK_Q"], BLOCK_M=tiles["BLOCK_M"], num_warps=4,
     )  # fmt: skip
-    return chosen, counts
+    return AnchorLists(chosen, counts, remote)
 
 
 def _tiles(features: Tensor, channels: int) -> dict[str, int]:
