@@ -39,13 +39,14 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from speed_agreement import Agreement, Rounding
 from speed_growth import Growth
 from speed_local import Local
 from speed_prediction import Decoding, Prediction
 from speed_roofline import Roofline
 from speed_setting import Row, Section, Setting
 from speed_sizes import PAPER, QUICK, REDUCED
-from speed_training import Agreement, Training
+from speed_training import Training
 
 from fst.pretrained import to_json, write_atomically
 from fst.training.environment import describe
@@ -60,6 +61,7 @@ SECTIONS: dict[str, Section] = {
         Local(),
         Growth(),
         Roofline(),
+        Rounding(),
         Agreement(),
     )
 }

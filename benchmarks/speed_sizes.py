@@ -31,6 +31,8 @@ class Sizes:
     samples: int = 192
     agreement_samples: int = 480
     agreement_steps: int = 2_000
+    agreement_starts: int = 4
+    """How many sets of first weights, all within a rounding of each other."""
     growth: tuple[float, ...] = (0.5, 1, 2, 4)
     seconds: float = 2.0
     """How long one thing is measured for, about."""
@@ -65,6 +67,7 @@ REDUCED = Sizes(
     samples=8,
     agreement_samples=16,
     agreement_steps=20,
+    agreement_starts=2,
     seconds=0.4,
     matrix=1_024,
     copied=2**27,

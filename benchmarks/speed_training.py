@@ -1,4 +1,4 @@
-"""Training: steps a second, memory and the wait for the first step; and whether the loss agrees.
+"""Training: steps a second, memory and the wait for the first step.
 
 Every step goes through `fst.training.trainer.Trainer`: the batch, its queries and the evaluation
 points are drawn, the loss is differentiated, the gradient is clipped, and Adam moves the weights.
@@ -9,12 +9,10 @@ from dataclasses import replace
 
 import torch
 from speed_setting import (
-    SEED,
     Conclusion,
     Row,
     Section,
     Setting,
-    burgers_samples,
     field_model,
     models,
     operator,
@@ -34,10 +32,6 @@ from fst.training.trainer import Trainer
 WARMUP = 10
 # How many times as long training is measured as a prediction.
 LONGER = 3
-# A relative change of a weight that rounding to bfloat16 may make or undo.
-ROUNDING = 2.0**-9
-# Plain runs whose first weights are moved by as much, at random.
-MOVED = ("plain, weights moved by rounding", "plain, weights moved otherwise")
 
 
 def trainer(
@@ -155,101 +149,3 @@ class Training(Section):
             return Conclusion()
         line = f"the fast path trains {by_path['fast'] / by_path['plain']:.2f} times as fast as"
         return Conclusion(lines=[f"{line} the plain one, each at its best"])
-
-
-class Agreement(Section):
-    """The loss on Burgers with and without the fast path: same weights, samples and draws.
-
-    What to expect of two runs that differ in rounding only: two plain runs whose first weights are
-    moved by at most a rounding of bfloat16. What to expect of two unrelated runs: another seed.
-    """
-
-    name = "agreement"
-    timeless = True
-    columns = ("entry", "steps", "first_loss", "last_loss")
-
-    def entries(self, setting: Setting) -> list[str]:
-        return ["fast", "plain", *MOVED, "fast, another seed"]
-
-    def alone(self, entry: str) -> bool:
-        return True
-
-    def measure(self, entry: str, setting: Setting) -> Row:
-        settings = training_settings(setting, compiled=setting.compiled, steps=setting.steps)
-        if "seed" in entry:
-            settings = replace(settings, seed=SEED + 1)
-        release(setting.device)
-        sizes, device = setting.sizes, setting.device
-        data = burgers_samples(sizes, sizes.agreement_samples, device)
-        network = operator(sizes.fst, device)
-        if entry in MOVED:
-            torch.manual_seed(SEED + MOVED.index(entry))
-            with torch.no_grad():
-                for parameter in network.parameters():
-                    parameter.mul_(1 + ROUNDING * (2 * torch.rand_like(parameter) - 1))
-        with path(entry.split(",")[0]):
-            accelerator = build_accelerator(settings, device)
-            training = Trainer(network, data, data, settings, accelerator)
-            advance(training, setting.steps)
-        losses = [loss for loss, _ in training.progression.pending]
-        return {
-            "precision": settings.precision,
-            "compiled": settings.compile,
-            "steps": setting.steps,
-            "first_loss": losses[0],
-            "last_loss": sum(losses[-smoothing(losses) :]) / smoothing(losses),
-            "losses": losses,
-        }
-
-    def conclude(self, rows: list[Row], earlier: dict[str, list[Row]]) -> Conclusion:
-        curves = {row["entry"]: row["losses"] for row in rows}
-        if "plain" not in curves:
-            return Conclusion()
-        compared = [
-            {"entry": f"{name} against plain", **difference(curve, curves["plain"])}
-            for name, curve in curves.items()
-            if name != "plain"
-        ]
-        return Conclusion(compared, _verdict(compared))
-
-
-def smoothing(losses: list[float]) -> int:
-    """How many steps a smoothed loss averages."""
-    return max(1, min(100, len(losses) // 5))
-
-
-def difference(curve: list[float], other: list[float]) -> Row:
-    """How far two loss curves are apart, relative to the second: means over windows of steps."""
-    width = smoothing(other)
-    windows = len(other) // width
-    shape = (windows, width)
-    ours, theirs = (
-        torch.tensor(losses, dtype=torch.float64)[: windows * width].view(shape).mean(dim=1)
-        for losses in (curve, other)
-    )
-    apart = (ours - theirs) / theirs
-    return {
-        "first_step": abs(curve[0] - other[0]) / other[0],
-        "first_window": apart[0].item(),
-        "largest": apart.abs().max().item(),
-        "root_mean_square": apart.square().mean().sqrt().item(),
-        "mean": apart.mean().item(),
-        "last": apart[-1].item(),
-        "window": width,
-    }
-
-
-def _verdict(compared: list[Row]) -> list[str]:
-    found = {row["entry"].removesuffix(" against plain"): row for row in compared}
-    ours, noise = found.get("fast"), [found[name] for name in MOVED if name in found]
-    if ours is None or not noise:
-        return []
-    return [
-        f"smoothed over {ours['window']} steps, the losses of the fast and the plain path differ "
-        f"by {_apart(ours)}; moving the first weights by rounding alone changes the plain loss by "
-        + ", and by ".join(map(_apart, noise))
-    ]
-
-
-def _apart(row: Row) -> str:
-    return f"{row['root_mean_square']:.2%} (root mean square; at most {row['largest']:.2%})"

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ import torch
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 # Not FNO, which takes seconds to import.
 CHOSEN = ["fst", "transolver", "fast", "plain", "full", "weight", "MLPs", "field", "×"]
-CHOSEN += ["matrix", "copy", "step", "seed"]
+CHOSEN += ["matrix", "copy", "step", "start", "medians"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +39,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 def test_every_section_gives_rows_without_errors(everything: dict) -> None:
-    names = "training prediction decoding local growth roofline agreement".split()
+    names = "training prediction decoding local growth roofline rounding agreement".split()
     assert list(everything["sections"]) == names
     assert everything["finished"]
     for rows in everything["sections"].values():
@@ -49,11 +50,27 @@ def test_every_section_gives_rows_without_errors(everything: dict) -> None:
 
 def test_on_a_cpu_both_paths_train_alike(everything: dict) -> None:
     losses = {row["entry"]: row["losses"] for row in everything["sections"]["agreement"]}
-    assert losses["fast"] == losses["plain"]
-    assert losses["plain"] != losses["plain, weights moved by rounding"]
+    assert losses["fast, start 1"] == losses["plain, start 1"]
+    assert losses["plain, start 1"] != losses["plain, start 2"]
     compared = {row["entry"]: row for row in everything["conclusions"]["agreement"]["rows"]}
-    assert compared["fast against plain"]["largest"] == 0
-    assert compared["fast, another seed against plain"]["largest"] > 0
+    assert compared["fast against plain, same start"]["largest"] == 0
+    assert compared["plain against plain"] | {"entry": ""} == compared["fast against fast"] | {
+        "entry": ""
+    }
+    assert 0 < compared["plain against plain"]["largest"] < 0.1
+    (line,) = everything["conclusions"]["agreement"]["lines"]
+    assert "fast over plain 1.000" in line
+
+
+def test_gradients_in_float32_are_those_in_float64(everything: dict) -> None:
+    (row,) = everything["sections"]["rounding"]
+    assert [each["step"] for each in row["found"]] == [0, 1, 2, 3, 4]
+    for each in row["found"]:
+        for name in ("fast", "plain"):
+            assert 0 <= each[f"{name}_loss"] < 1e-5
+            assert 0 < each[f"{name}_gradient"] < 1e-4
+    # The weights have moved between the checks.
+    assert len({each["loss"] for each in row["found"]}) == 5
 
 
 def test_the_blend_by_weight_is_the_full_blend(everything: dict) -> None:
@@ -110,14 +127,28 @@ def test_attention_is_counted() -> None:
 
 
 def test_differences_of_loss_curves() -> None:
-    training = module("speed_training")
-    curve = [2.0] * 500
-    found = training.difference([2.0] * 400 + [2.2] * 100, curve)
+    agreement = module("speed_agreement")
+    curve, step = [2.0] * 500, [2.0] * 400 + [2.2] * 100
+    found = agreement.differences([(step, curve), (curve, curve)])
+    one = math.log(1.1)
     assert found["window"] == 100
-    assert found["largest"] == pytest.approx(0.1)
-    assert found["last"] == pytest.approx(0.1)
-    assert found["mean"] == pytest.approx(0.02)
-    assert found["first_step"] == found["first_window"] == 0
+    assert found["largest"] == pytest.approx(one)
+    assert found["last"] == pytest.approx(one / 2**0.5)
+    assert found["smoothed"] == pytest.approx(one / 10**0.5)
+    assert found["first_step"] == found["first_steps"] == 0
+    early = agreement.differences([([2.2, *curve[1:]], curve)])
+    assert early["first_step"] == pytest.approx(one)
+    assert early["first_steps"] == pytest.approx(one / 10**0.5)
+
+
+def test_the_ratio_of_two_paths_and_its_error() -> None:
+    agreement = module("speed_agreement")
+    curves = {
+        "plain": {1: [1.0] * 10, 2: [math.exp(0.2)] * 10},
+        "fast": {1: [math.exp(0.5)] * 10, 2: [math.exp(0.5)] * 10},
+    }
+    (line,) = agreement.verdict(curves)
+    assert line.endswith(f"fast over plain {math.exp(0.4):.3f}, standard error 0.100")
 
 
 def test_an_entry_that_fails_loses_no_other(
@@ -154,17 +185,20 @@ def test_a_trained_model_is_taken_for_the_local_blends(tmp_path: Path) -> None:
     assert row["length_scales"] == pytest.approx([torch.tensor(-2.0).exp().item()] * 3)
 
 
-def test_changed_results_beside_others_are_counted() -> None:
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, 5.0])
+def test_changed_results_beside_others_are_counted(wrong: float) -> None:
     beside = module("beside")
-    prediction, gradient = torch.zeros(3), torch.ones(2)
+    prediction, gradient = torch.zeros(3), torch.ones(4)
     calls = iter(range(1_000_000))
 
     def replay() -> None:
         number = next(calls)
         prediction.fill_(torch.nan if number == 2 else 0.5)
-        gradient[0] = torch.inf if number in (3, 4) else 1.0
+        gradient[0] = wrong if number == 3 else 1.0
 
-    found = beside.count(replay, prediction, gradient, torch.full((3,), 0.5), 0.2)
+    found = beside.count(
+        replay, (prediction, gradient), (torch.full((3,), 0.5), torch.ones(4)), 0.2
+    )
     assert found["passes"] > 4
     assert found["other_predictions"] == 1
-    assert found["gradients_not_finite"] == 2
+    assert found["farthest_gradient"] == (2.0 if wrong == 5.0 else math.inf)

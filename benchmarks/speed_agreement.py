@@ -1,0 +1,228 @@
+"""Whether the fast path costs accuracy: its rounding along a training, and its loss curves.
+
+Two trainings that differ by one rounding drift apart, as all trainings do. So every curve of the
+fast path has one of the plain path from the same weights, and both have others whose first weights
+are moved by at most a rounding of bfloat16: how far these are apart is the noise. What rounding
+does before it is magnified shows in single gradients, compared with float64 on the way.
+"""
+
+import copy
+import math
+import statistics
+from itertools import combinations
+
+import torch
+from speed_setting import (
+    SEED,
+    Conclusion,
+    Row,
+    Section,
+    Setting,
+    burgers_samples,
+    operator,
+    path,
+    precision,
+    release,
+)
+from speed_training import advance, training_settings
+from torch import Tensor
+
+from fst.base import PointDraws
+from fst.data.samples import Batch
+from fst.metrics import squared_relative_l2
+from fst.operators import Operator
+from fst.training.loop import build_accelerator
+from fst.training.trainer import Trainer
+
+PATHS = ("plain", "fast")
+# A relative change of a weight that rounding to bfloat16 may make or undo.
+ROUNDING = 2.0**-9
+# Steps at the beginning, before differences are magnified.
+FIRST = 10
+# How often a training is interrupted to look at its gradients.
+CHECKS = 10
+
+
+def training_on_burgers(start: int, setting: Setting) -> Trainer:
+    """A model in training; the first start has the weights as they are, others move them a bit."""
+    sizes, device = setting.sizes, setting.device
+    network = operator(sizes.fst, device)
+    if start > 1:
+        torch.manual_seed(SEED + start)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.mul_(1 + ROUNDING * (2 * torch.rand_like(parameter) - 1))
+    data = burgers_samples(sizes, sizes.agreement_samples, device)
+    settings = training_settings(setting, compiled=setting.compiled, steps=setting.steps)
+    return Trainer(network, data, data, settings, build_accelerator(settings, device))
+
+
+class Agreement(Section):
+    """The loss on Burgers with and without the fast path: same weights, samples and draws."""
+
+    name = "agreement"
+    timeless = True
+    columns = ("entry", "steps", "first_loss", "last_loss")
+
+    def entries(self, setting: Setting) -> list[str]:
+        starts = range(1, setting.sizes.agreement_starts + 1)
+        return [f"{each}, start {number}" for number in starts for each in PATHS]
+
+    def alone(self, entry: str) -> bool:
+        return True
+
+    def measure(self, entry: str, setting: Setting) -> Row:
+        name, start = entry.split(", start ")
+        release(setting.device)
+        with path(name):
+            training = training_on_burgers(int(start), setting)
+            advance(training, setting.steps)
+        losses = [loss for loss, _ in training.progression.pending]
+        return {
+            "path": name,
+            "start": int(start),
+            "precision": training.settings.precision,
+            "compiled": training.settings.compile,
+            "steps": setting.steps,
+            "first_loss": losses[0],
+            "last_loss": statistics.fmean(losses[-smoothing(losses) :]),
+            "losses": losses,
+        }
+
+    def conclude(self, rows: list[Row], earlier: dict[str, list[Row]]) -> Conclusion:
+        curves = {name: _curves(rows, name) for name in PATHS}
+        same = [
+            (curves["fast"][n], curves["plain"][n]) for n in curves["fast"].keys() & curves["plain"]
+        ]
+        compared = (
+            [{"entry": "fast against plain, same start", **differences(same)}] if same else []
+        )
+        for name, found in curves.items():
+            if len(found) > 1:
+                pairs = list(combinations(found.values(), 2))
+                compared.append({"entry": f"{name} against {name}", **differences(pairs)})
+        return Conclusion(compared, verdict(curves))
+
+
+def _curves(rows: list[Row], name: str) -> dict[int, list[float]]:
+    return {row["start"]: row["losses"] for row in rows if row["path"] == name}
+
+
+def smoothing(losses: list[float]) -> int:
+    """How many steps a smoothed loss averages."""
+    return max(1, min(100, len(losses) // 5))
+
+
+def smoothed(losses: list[float]) -> Tensor:
+    """Logarithms of the means over windows of steps."""
+    width = smoothing(losses)
+    windows = len(losses) // width
+    kept = torch.tensor(losses, dtype=torch.float64)[: windows * width]
+    return kept.view(windows, width).mean(dim=1).log()
+
+
+def differences(pairs: list[tuple[list[float], list[float]]]) -> Row:
+    """Root mean squares, over pairs of loss curves, of the logarithm of one over the other."""
+    first = torch.stack(
+        [torch.tensor(a[:FIRST]).log() - torch.tensor(b[:FIRST]).log() for a, b in pairs]
+    )
+    apart = torch.stack([smoothed(a) - smoothed(b) for a, b in pairs])
+    return {
+        "pairs": len(pairs),
+        "first_step": _root_mean_square(first[:, 0]),
+        "first_steps": _root_mean_square(first),
+        "smoothed": _root_mean_square(apart),
+        "largest": apart.abs().max().item(),
+        "last": _root_mean_square(apart[:, -1]),
+        "window": smoothing(pairs[0][0]),
+    }
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return values.square().mean().sqrt().item()
+
+
+def verdict(curves: dict[str, dict[int, list[float]]]) -> list[str]:
+    """The ratio of the last losses, geometric means over starts, and its standard error."""
+    last = {
+        name: [smoothed(losses)[-1].item() for losses in found.values()]
+        for name, found in curves.items()
+    }
+    if any(len(values) < 2 for values in last.values()):
+        return []
+    ratio = math.exp(statistics.fmean(last["fast"]) - statistics.fmean(last["plain"]))
+    error = math.sqrt(sum(statistics.variance(each) / len(each) for each in last.values()))
+    ranges = ", ".join(
+        f"{name} {math.exp(min(each)):.4g} to {math.exp(max(each)):.4g}"
+        for name, each in last.items()
+    )
+    return [f"last losses: {ranges}; fast over plain {ratio:.3f}, standard error {error:.3f}"]
+
+
+class Rounding(Section):
+    """Errors of a loss and its gradient against float64, at weights along one training."""
+
+    name = "rounding"
+    timeless = True
+    columns = (
+        "entry", "steps", "checks", "fast_loss", "plain_loss", "fast_gradient", "plain_gradient",
+    )  # fmt: skip
+
+    def entries(self, setting: Setting) -> list[str]:
+        return ["medians along a training"]
+
+    def alone(self, entry: str) -> bool:
+        return True
+
+    def measure(self, entry: str, setting: Setting) -> Row:
+        release(setting.device)
+        training = training_on_burgers(1, setting)
+        every = max(1, setting.steps // CHECKS)
+        found = []
+        for step in range(0, setting.steps + 1, every):
+            found.append({"step": step, **rounding(training, setting.precisions[0])})
+            if step + every <= setting.steps:
+                advance(training, every)
+        medians = {
+            name: statistics.median(each[name] for each in found) for name in self.columns[3:]
+        }
+        return {"steps": setting.steps, "checks": len(found), **medians, "found": found}
+
+
+def rounding(training: Trainer, number: str) -> Row:
+    """Relative errors of both paths on the next batch, with the weights as they are now."""
+    network = training.model
+    batch = next(training.batches.at(training.progression.step + 1))
+    stream = network.point_stream(SEED, SEED + 1)
+    draws = stream.draw().to(training.device, torch.float32)
+    with path("plain"):
+        exact = copy.deepcopy(network).double()
+        wanted = _loss_and_gradient(
+            exact, _in_float64(batch), draws.to(training.device, torch.float64)
+        )
+    del exact
+    row = {"loss": wanted[0].item()}
+    for name in PATHS:
+        with path(name), precision(number, training.device):
+            loss, gradient = _loss_and_gradient(network, batch, draws)
+        row[f"{name}_loss"] = (loss / wanted[0] - 1).abs().item()
+        row[f"{name}_gradient"] = ((gradient - wanted[1]).norm() / wanted[1].norm()).item()
+    return row
+
+
+def _in_float64(batch: Batch) -> Batch:
+    return Batch(
+        batch.observations.to(torch.float64), batch.queries.double(), batch.targets.double()
+    )
+
+
+def _loss_and_gradient(network: Operator, batch: Batch, draws: PointDraws) -> tuple[Tensor, Tensor]:
+    prediction = network.represent(batch.observations, draws).decode(batch.queries)
+    return differentiated(network, prediction, batch.targets)
+
+
+def differentiated(network: Operator, prediction: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss, and all of its gradients in one row."""
+    loss = squared_relative_l2(prediction, targets).mean()
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    return loss.detach(), torch.cat([each.flatten() for each in gradients])
