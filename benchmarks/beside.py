@@ -4,9 +4,9 @@
 
 A GPU that several processes use is taken from each of them again and again, in the middle of a
 kernel. Here a forward and backward pass at the paper's size is recorded as a CUDA graph, and
-replayed while others multiply matrices. The prediction must keep its bits, and the gradients must
-stay as close to each other as they are alone. (Their last bits change even so: PyTorch's attention
-adds some in any order.)
+replayed while others multiply matrices. The prediction must keep its bits, and the gradients may be
+little farther off than they are alone. (Their last bits change even so: PyTorch's attention adds
+some in any order.)
 """
 
 import argparse

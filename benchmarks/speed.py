@@ -6,11 +6,11 @@
     python benchmarks/speed.py --device cpu --quick
 
 On a GPU the sizes are the paper's (single-viscosity Burgers) and training runs in BF16; on a CPU
-everything but the widths is reduced and runs in FP32. Values are waves made up on the spot; the
-agreement learns Burgers solutions. On a GPU, whatever trains or compiles runs in a process of its
-own, and compiled training without compiler caches, so that the wait for the first step and the peak
-of the memory are those of a fresh start. Rows are written as they come: a killed run keeps what it
-has.
+everything but the widths is reduced and runs in FP32. Values are waves made up on the spot; what is
+about accuracy learns Burgers solutions. On a GPU, whatever trains or compiles runs in a process of
+its own, and compiled training without compiler caches, so that the wait for the first step and the
+peak of the memory are those of a fresh start. Rows are written as they come: a killed run keeps
+what it has.
 
 `fast` is what users get, `plain` the same with PyTorch's operations only (`fst.kernels.reference`).
 On a CPU training is the same code in both.
@@ -245,7 +245,7 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--run", type=Path, help="folder of a trained FST, whose weights ours then has"
     )
-    parser.add_argument("--steps", type=int, help="of the agreement")
+    parser.add_argument("--steps", type=int, help="of a training whose accuracy is looked at")
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,

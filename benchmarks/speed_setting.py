@@ -44,7 +44,7 @@ class Setting:
     compiled: bool
     """Whether compiled entries are measured too."""
     steps: int
-    """Of the agreement."""
+    """Of a training whose accuracy is looked at."""
     run: Path | None = None
     """A folder with a trained FST, whose weights ours then has."""
 

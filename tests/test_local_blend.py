@@ -123,9 +123,13 @@ def test_one_anchor():
 
 
 @pytest.mark.parametrize("blend_", [kernels.fused_blend, local.local_blend])
-def test_far_from_all_anchors(blend_):
+@pytest.mark.parametrize(
+    ("dtype", "channels", "error"), [(torch.float32, 5, 3e-5), (HALF, 5, 0.01), (HALF, 200, 0.01)]
+)
+def test_far_from_all_anchors(blend_, dtype, channels, error):
     """Where every exponential vanishes in float32, next to points where none does."""
-    points, anchors, _, features = on_rows(2, 12, 8)
+    points, anchors, _, features = on_rows(2, 12, 8, channels=channels)
+    features = features.to(dtype)
     anchors = 0.1 * anchors
     scales = torch.full_like(anchors, 0.015)
     weights = rbf_weights(points.double(), anchors.double(), scales.double())
@@ -134,7 +138,15 @@ def test_far_from_all_anchors(blend_):
     assert logits.amax(-1).min() < -1000
     assert weights.amax(-1).min() < 0.9
     found = blend_(points, anchors, scales, features)
-    assert relative(found, exact(points, anchors, scales, features)) < 3e-5
+    assert relative(found, exact(points, anchors, scales, features)) < error
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_anchor_without_a_number_is_seen(axis):
+    """As in the dense formula: a model that has diverged does not look as if it had not."""
+    inputs = on_rows(2, 24, 12)
+    inputs[2][0, 3, axis] = torch.nan
+    assert local.local_blend(*inputs).isnan().all()
 
 
 def test_only_tiles_far_from_all_anchors_are_remote():

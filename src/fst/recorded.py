@@ -46,7 +46,8 @@ def capture(work: Work, given: Given, device: torch.device) -> tuple[Callable[[]
     """Record `work` as a CUDA graph: what replays it, and the tensors it leaves its results in.
 
     Every replay looks for the tensors that the work has been given or holds on to, such as weights,
-    where they were; so whoever holds the replay holds them too.
+    where they were; so whoever holds the replay holds them too. (But not copies of weights that an
+    autocast around this call has made before: leave that only after the last replay.)
     """
     here, beside = torch.cuda.current_stream(device), _beside(device)
     beside.wait_stream(here)
@@ -61,6 +62,7 @@ def capture(work: Work, given: Given, device: torch.device) -> tuple[Callable[[]
 
 
 def _replay(graph: torch.cuda.CUDAGraph, held: object) -> None:
+    del held  # the name alone; whoever may call this keeps the tensors
     graph.replay()
 
 

@@ -10,7 +10,8 @@ the tensor cores want them, in registers.
 
 Every exponent is at most zero, so no maximum has to be subtracted to prevent overflow. Where a
 point is so far from all anchors that its weights come near the smallest float32, a second launch
-does its tile again with the highest exponent subtracted. Lists say so of a tile beforehand.
+does its tile again with the highest exponent subtracted. With lists one launch is enough: they say
+beforehand of which tiles that may be so.
 """
 
 from typing import NamedTuple
@@ -30,8 +31,8 @@ FAR = 1e18
 # Channels that are multiplied at once. One width for all parts: the weights are then made once,
 # in the one layout that all products share.
 PART = 64
-# Weights whose sum has a lower logarithm are made again. Of a higher sum, what float32 loses below
-# 2^-126 is less than 2^-36, with 2^10 anchors.
+# Weights whose sum has a lower logarithm need the highest exponent subtracted. Of a higher sum,
+# what float32 loses below 2^-126 is less than 2^-36, with 2^10 anchors.
 LEAST_LOGARITHM = tl.constexpr(-80.0)
 # Anchors at once while the highest exponent is looked for: few, to leave registers to the rest.
 FEW = tl.constexpr(16)
@@ -292,10 +293,14 @@ def run_blend(
         anchors, inverse = with_far(anchors, inverse, more)
         features = F.pad(features, (0, 0, 0, more))
     # Without lists, any tensor stands in for them.
-    found = lists or (anchors, anchors, anchors)
-    given = (points, anchors, inverse, features, *found, output, logarithms)
+    listed = lists or (anchors, anchors, anchors)
+    given = (points, anchors, inverse, features, *listed, output, logarithms)
     stride = 0 if points.shape[0] == 1 else axes * queries  # one set may serve the whole batch
-    launches = (True,) if narrow else (False,) if lists else (False, True)
+    launches = [False, True]
+    if narrow:
+        launches = [True]
+    elif lists:
+        launches = [False]
     for shifted in launches:
         launch_kernel(
             blend_kernel, (tiles_in(queries, tiles["BLOCK_Q"]), batch),

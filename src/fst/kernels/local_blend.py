@@ -9,8 +9,8 @@ and the bounding box of each tile and lists, tile by tile, the anchors with
 Every other anchor weighs, at every point of the tile, less than `tolerance` / M of the heaviest:
 all of them together are below the rounding of the features' dtype. The same bounds tell which tiles
 may need their highest exponent subtracted. The forward kernel of the full blend then reads the
-listed anchors only. They are listed one by one, because length scales vary so
-much from one anchor to the next that among a few neighbours there is nearly always a wide one.
+listed anchors only. They are listed one by one, because length scales vary so much from one anchor
+to the next that among a few neighbours there is nearly always a wide one.
 
 How much there is to win depends on the order of the points: `compact_order` sorts scattered ones.
 """
@@ -65,7 +65,7 @@ def list_kernel(
     Q, M, R, point_stride, slack,
     AXES: tl.constexpr, SPAN: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """The anchors that matter to a tile of points, how many there are, and whether all are far.
+    """The anchors that matter to a tile of points, how many there are, and whether it is remote.
 
     M anchors are real; of the R in all, those beyond weigh nothing.
     """
@@ -86,7 +86,9 @@ def list_kernel(
         more = _span(points, Q, rows, anchors, inverse, R, columns, there, 2)
         least, most = least + more[0], most + more[1]
     bound = tl.min(tl.where(there, most, float("inf")), 0)
-    keep = (there & (least <= bound + slack)).to(tl.int32)
+    # So that an anchor without a number, of a model that has diverged, is kept and seen.
+    negligible = least > bound + slack
+    keep = (there & ~negligible).to(tl.int32)
     tl.store(chosen + tl.cumsum(keep, 0) - 1, columns, mask=keep > 0)
     count = tl.sum(keep, 0)
     tl.store(counts + tile, count)
