@@ -227,6 +227,25 @@ def test_a_field_is_asked_in_bounded_parts(everywhere, monkeypatch, ordered, par
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_few_neighbours_are_decoded_in_bounded_parts(everywhere, monkeypatch, parts):
+    model = small_model(config_on(2)).float().to(DEVICE)
+    field = model(some_observations(model, batch=2).to(torch.float32).to(DEVICE))
+    queries = torch.rand(2, 300, 2, device=DEVICE)
+    each = fst.field.FUSED_WIDTHS[4] * 2 * field.features.shape[2] * 4
+    monkeypatch.setattr(fst.field, "FUSED_BYTES", 300 * each / parts)
+    finished = []
+    finish = fst.field.Field._finish
+    monkeypatch.setattr(
+        fst.field.Field, "_finish", lambda *given: finished.append(1) or finish(*given)
+    )
+    with torch.no_grad():
+        found = field(queries, neighbors=4)
+        assert len(finished) == parts
+        torch.testing.assert_close(found, field.decode(queries, 4), rtol=1e-4, atol=1e-4)
+    assert everywhere.number == 0
+
+
 def test_gradients_go_through_the_full_blend(everywhere):
     inputs = [tensor.requires_grad_() for tensor in on_rows(2, 12, 6)]
     found = fst.blending.field_at(*inputs)

@@ -129,6 +129,8 @@ class Field(Output):
         """Values in parts, where the blend holds weights or looks for anchors."""
         batch, count, width = self.features.shape
         size = queries_at_once(queries, batch * (4 * count + 12 * width))
+        if self._is_fused():  # the nearest anchors are gone when the decoder's kernels begin
+            size = math.ceil(queries.shape[1] / self._pieces(queries))
         parts: list[Tensor] = []
         prepared = Prepared()
         # Many queries at once, because neighbours among them share their lists of anchors.
