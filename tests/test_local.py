@@ -63,6 +63,25 @@ def test_ties_are_kept_whatever_the_order():
         torch.testing.assert_close(form[0, 0, 0], expected)
 
 
+@pytest.mark.parametrize("which", [1, 2, 3])
+def test_what_has_no_number_is_seen(which):
+    """A model that has diverged does not look as if it had not."""
+    inputs = scattered(300, 100, 2, 0.05, torch.float32)
+    inputs[which][:, 7] = torch.nan
+    assert local.weighty_blend(*inputs).isnan().any()
+    nearest = local.nearest_blend(*inputs, 5).isnan()
+    assert nearest.any()
+    assert nearest.all() == (which == 1)  # without a place, it may be near to all
+
+
+@pytest.mark.parametrize("threads", [0, 1_000])
+def test_both_ways_to_find_the_nearest(monkeypatch, threads):
+    monkeypatch.setattr(local, "FEW_THREADS", threads)
+    inputs = scattered(200, 100, 2, 0.05)
+    dense = blend(rbf_weights(*inputs[:3], 7), inputs[3])
+    torch.testing.assert_close(local.nearest_blend(*inputs, 7), dense, rtol=1e-12, atol=1e-13)
+
+
 def test_gradients():
     inputs = tuple(x.requires_grad_() for x in scattered(5, 9, 2, 0.3))
     assert torch.autograd.gradcheck(lambda *x: local.nearest_blend(*x, 4), inputs)

@@ -47,6 +47,19 @@ def gap_logits(
     return -0.5 * squared_lengths(gap * inverse[:, None, :, axis] for axis, gap in enumerate(gaps))
 
 
+def square_logits(
+    squares: Iterable[Float[Tensor, "b q m"]], length_scales: Float[Tensor, "b m s"]
+) -> Float[Tensor, "b q m"]:
+    """The same from gap_s², for those who have it already."""
+    factors = -0.5 * length_scales.square().reciprocal()
+    total = None
+    for axis, square in enumerate(squares):
+        factor = factors[:, None, :, axis]
+        total = square * factor if total is None else torch.addcmul(total, square, factor)
+    assert total is not None
+    return total
+
+
 def rbf_logits(
     points: Float[Tensor, "#b q s"],
     anchors: Float[Tensor, "b m s"],
