@@ -260,6 +260,8 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
     options = parser.parse_args(given)
     if options.steps is not None and options.steps < 2:
         parser.error(f"--steps must be at least 2, got {options.steps}")
+    if options.device == "cuda" and available != "cuda":
+        parser.error("--device cuda needs a GPU that PyTorch can use; there is none here")
     if options.limit is not None and options.limit <= 0:
         parser.error(f"--limit must be above 0, got {options.limit}")
     return options

@@ -106,9 +106,8 @@ class Agreement(Section):
             [{"entry": "fast against plain, same start", **differences(same)}] if same else []
         )
         for name, found in curves.items():
-            first, *others = found.values()
-            if others:
-                pairs = [(other, first) for other in others]
+            pairs = [(found[start], found[1]) for start in found if start > 1 and 1 in found]
+            if pairs:
                 compared.append({"entry": f"{name}, moved against not", **differences(pairs)})
         return Conclusion(compared, verdict(curves))
 

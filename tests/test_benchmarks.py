@@ -167,6 +167,21 @@ def test_an_entry_that_fails_loses_no_other(
     assert "out of something" in capsys.readouterr().out
 
 
+def test_one_path_alone_is_compared_with_nothing(tmp_path: Path) -> None:
+    found = run(tmp_path, "--sections", "agreement", "--only", "plain, start 2")
+    assert found["finished"]
+    assert found["conclusions"]["agreement"] == {"rows": [], "lines": []}
+
+
+def test_without_a_gpu_one_line_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        module("speed").main(["--device", "cuda"])
+    assert "--device cuda needs a GPU" in capsys.readouterr().err
+
+
 def test_nothing_begins_after_the_limit(tmp_path: Path) -> None:
     found = run(tmp_path, "--sections", "roofline", "--limit", "1e-9")
     assert all("--limit" in row["error"] for row in found["sections"]["roofline"])
