@@ -67,6 +67,17 @@ def test_the_length_of_a_line_is_kept(capsys):
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
+def test_what_a_recipe_is_can_be_read_in_a_narrow_terminal(capsys):
+    _, out, _ = run(capsys, "recipes")
+    _, listed, _ = run(capsys, "recipes", "--json")
+    # The words of the first column in their order, whichever lines they stand on.
+    read = " ".join(" ".join(line[:55] for line in out.splitlines()).split())
+    for row in json.loads(listed):
+        assert f"{row['name']} " in read
+        assert row["description"] in read
+    assert "…" not in out
+
+
 MISTAKES = {
     "unknown recipe": (["train", "burgers/fst", "--out", "x"], "did you mean"),
     "no recipe": (["train"], "fst train RECIPE --out DIR"),
@@ -100,6 +111,14 @@ MISTAKES = {
     "device that is not there": (
         ["train", "demo/burgers", "--out", "x", "--device", "teapot"],
         "device must be cpu or cuda",
+    ),
+    "device that is not used": (
+        ["train", "demo/burgers", "--out", "x", "--device", "mps"],
+        "device must be cpu or cuda, got 'mps'",
+    ),
+    "device with a number": (
+        ["train", "demo/burgers", "--out", "x", "--device", "cuda:1"],
+        "CUDA_VISIBLE_DEVICES",
     ),
 }
 

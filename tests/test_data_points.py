@@ -9,7 +9,17 @@ import torch
 
 from data_examples import DOMAIN, point_samples
 from fst.commands.data import check
-from fst.data import DataError, Label, Labels, PointData, PointSample, read_points, write_points
+from fst.data import (
+    DataError,
+    Label,
+    Labels,
+    PointData,
+    PointSample,
+    check_file,
+    read_points,
+    write_points,
+)
+from fst.data.point_files import LEAST_STEPS, check_resolution
 from fst.types import Domain
 
 ONE = PointSample(
@@ -73,6 +83,17 @@ class TestRoundTrip:
         )
         write_points(path, [sample], DOMAIN)
         assert np.array_equal(read_points(path)[0].positions, [[0.5, 0.0]])
+
+    def test_arrays_that_the_caller_fills_again(self, path):
+        targets = np.empty((1, 1), np.float32)
+
+        def samples():
+            for number in (1.0, 2.0, 3.0):
+                targets[:] = number
+                yield changed(targets=targets)
+
+        write_points(path, samples(), DOMAIN)
+        assert [sample.targets.item() for sample in read_points(path)] == [1.0, 2.0, 3.0]
 
     def test_one_and_three_axes(self, path):
         for axes in (1, 3):
@@ -141,6 +162,13 @@ class TestWriterMistakes:
             (changed(condition=[1.0]), "sample 1: condition must hold 0 finite numbers"),
             (changed(mask=[False, False]), "must hold at least one point"),
             (changed(mask=[True]), r"mask must be bool of shape \(2,\)"),
+            (
+                changed(values=[[1j], [2.0]]),
+                "sample 1: values must be real numbers, got complex128",
+            ),
+            (changed(targets=torch.ones(1, 1) * 1j), "sample 1: targets must be real numbers"),
+            (changed(positions=np.ones((2, 2), complex)), "sample 1: positions must be real"),
+            (changed(condition=np.array([1j])), "sample 1: condition must be real numbers"),
         ],
     )
     def test_a_bad_sample_is_named_and_nothing_is_left(self, path, sample, message):
@@ -161,6 +189,36 @@ class TestWriterMistakes:
         with pytest.raises(ValueError, match="must not overlap"):
             write_points(path, [ONE] * 3, DOMAIN, splits={"training": [0], "test": [0]})
 
+    @pytest.mark.parametrize("splits", [{"training": [0, 1]}, {"training": [0], "validation": []}])
+    def test_splits_without_validation(self, path, splits):
+        with pytest.raises(DataError, match="its validation split is empty; the file holds 3 samp"):
+            write_points(path, [ONE] * 3, DOMAIN, splits=splits)
+        assert list(path.parent.iterdir()) == []
+
+    @pytest.mark.parametrize("error", [FileNotFoundError(2, "none", "a.csv"), RuntimeError("boom")])
+    def test_errors_of_the_callers_own_code_stay_what_they_are(self, path, error, monkeypatch):
+        monkeypatch.setattr("fst.data.point_writer._FLUSH_POINTS", 0)
+
+        def samples():
+            yield ONE
+            raise error
+
+        path.write_text("precious")
+        with pytest.raises(type(error)) as caught:
+            write_points(path, samples(), DOMAIN, force=True)
+        assert caught.value is error
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
+        assert path.read_text() == "precious"
+
+    @pytest.mark.parametrize("when", ["h5py.File", "h5py.Dataset.resize", "h5py.File.close"])
+    def test_a_disk_that_fails_is_blamed_on_the_file(self, path, when, monkeypatch):
+        def fail(*arguments, **settings):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(when, fail)
+        with pytest.raises(DataError, match=r"mine\.h5: cannot be written \(no space left"):
+            write_points(path, [ONE], DOMAIN)
+
     def test_wrong_number_of_names(self, path):
         with pytest.raises(ValueError, match=r"labels.axes must name 2 of them, got 1"):
             write_points(path, [ONE], DOMAIN, labels=Labels(axes=("x",)))
@@ -172,6 +230,48 @@ class TestWriterMistakes:
         assert path.read_text() == "precious"
         write_points(path, [ONE], DOMAIN, force=True)
         assert len(read_points(path)) == 1
+
+
+class TestResolution:
+    """Positions far from 0 fall together in float32."""
+
+    @pytest.mark.parametrize("width", [600.0, 1024.0])
+    def test_times_since_1970_are_refused_by_writer_and_reader(self, path, width):
+        early, late = 1.7e9, 1.7e9 + width
+        asked = np.linspace(early, late, 61)[:, None]
+        assert len(np.unique(asked.astype(np.float32))) < 10  # what would be left of them
+        sample = PointSample(asked, np.ones((61, 1)), asked, np.ones((61, 1)))
+        message = rf"mine\.h5: float32 cannot resolve .* is {width:g} wide, .* 128 apart.* subtract"
+        with pytest.raises(DataError, match=message):
+            write_points(path, [sample], Domain((early,), (late,)))
+        assert list(path.parent.iterdir()) == []
+        shifted = PointSample(asked - early, sample.values, asked - early, sample.targets)
+        write_points(path, [shifted], Domain((0.0,), (width,)))
+        assert len(np.unique(read_points(path)[0].queries)) == 61
+        with h5py.File(path, "r+") as file:
+            file.attrs["low"], file.attrs["high"] = (early,), (late,)
+        for read in (read_points, check_file):
+            with pytest.raises(DataError, match=message):
+                read(path)
+
+    @pytest.mark.parametrize("low", [2.0**20, -(2.0**20), 2.0**-10])
+    def test_rounding_keeps_points_in_the_smallest_domain_accepted(self, path, low):
+        edge = max(abs(low), abs(np.nextafter(low, np.inf)))
+        width = float(LEAST_STEPS * np.spacing(np.float32(edge)))
+        random = np.random.default_rng(0)
+        # Edges that float32 does not hold, and points between them and just on them.
+        domain = Domain((0.0, low + width / 7 / LEAST_STEPS), (1.0, low + width * 8 / 7))
+        points = random.uniform(domain.low, domain.high, (1000, 2))
+        points[:2] = domain.low, domain.high
+        write_points(path, [PointSample(points, points, points, points)], domain)
+        assert len(read_points(path)[0].positions) == 1000
+
+    def test_the_worst_axis_decides(self):
+        check_resolution(Domain((0.0, 1e6), (1.0, 2e6)))
+        with pytest.raises(ValueError, match="on axis 1, which is 100 wide, .* 0.0625 apart"):
+            check_resolution(Domain((0.0, 1e6), (1.0, 1e6 + 100)))
+        with pytest.raises(ValueError, match="float32 cannot resolve"):
+            check_resolution(Domain((0.0,), (1e39,)))
 
 
 def put(name: str, value: object):
@@ -235,6 +335,14 @@ class TestBadFiles:
         path.write_bytes(whole[: int(keep * len(whole))])
         with pytest.raises(DataError, match="cannot be read as an fst point file"):
             read_points(path)
+
+    def test_a_check_refuses_splits_that_training_would(self, path):
+        write_points(path, [ONE] * 4, DOMAIN, splits={"training": [0], "validation": [1]})
+        with h5py.File(path, "r+") as file:
+            del file["split/validation"]
+        for read in (check_file, PointData().load):
+            with pytest.raises(DataError, match="its validation split is empty"):
+                read(path)
 
     def test_rows_outside_the_file(self, path):
         write_points(path, [ONE] * 4, DOMAIN)

@@ -18,7 +18,8 @@ from fst.data.errors import DataError
 from fst.data.point_samples import PointSamples, Ragged
 from fst.data.splits import TestSplit
 from fst.evaluation import fields as fields_module
-from fst.evaluation.fields import choose_rows, load_fields, sample_fields, save_fields
+from fst.evaluation.arrays import save_fields
+from fst.evaluation.fields import choose_rows, load_fields, sample_fields
 from fst.evaluation.protocol import EvaluationSettings, View, evaluate
 from fst.types import Domain
 
@@ -79,9 +80,9 @@ def test_models_without_anchors_have_none():
     assert fields.anchors.shape == (4, 0, 2)
 
 
-def test_points_without_a_grid_have_no_fields():
-    points = Ragged.of(torch.rand(4, 2), torch.ones(4, 1), torch.tensor([2, 2]))
-    test = TestSplit(PointSamples(Domain.unit(2), points, points))
+def test_points_on_three_axes_have_no_fields():
+    points = Ragged.of(torch.rand(4, 3), torch.ones(4, 1), torch.tensor([2, 2]))
+    test = TestSplit(PointSamples(Domain.unit(3), points, points))
     settings = EvaluationSettings(grids=())
     assert sample_fields(ConstantModel(), test, settings, ORIGIN) is None
 

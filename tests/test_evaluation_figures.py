@@ -49,6 +49,20 @@ def test_solutions_show_reference_prediction_and_error(fields):
     assert is_png(figure)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "extend"),
+    [(0.0, 1.0, "neither"), (-0.2, 1.0, "min"), (0.0, 1.3, "max"), (-0.2, 1.3, "both")],
+)
+def test_colour_bars_say_whether_predictions_lie_beyond_them(fields, low, high, extend):
+    ramp = np.linspace(0, 1, fields.truth[0].size).reshape(fields.truth[:1].shape)
+    shown = replace(fields, truth=ramp, prediction=low + (high - low) * ramp)
+    figure = figures.solutions(shown, samples=[0])
+    bars = [
+        mesh.colorbar.extend for place in figure.axes for mesh in meshes(place) if mesh.colorbar
+    ]
+    assert bars == [extend, "neither"]  # of the values, and of the error
+
+
 def test_the_axes_say_what_they_are(fields):
     figure = figures.solutions(fields, samples=[0])
     place = figure.axes[0]

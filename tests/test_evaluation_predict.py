@@ -264,11 +264,33 @@ def test_other_mistakes_are_named(tmp_path, run):
         predict(tmp_path / "nowhere", *ask, tmp_path / "p.npz")
     with pytest.raises(ValueError, match="neighbors must be at least 1"):
         predict(run, *ask, tmp_path / "p.npz", neighbors=0)
-    with pytest.raises(ValueError, match="device must be cpu, cuda"):
-        predict(run, *ask, tmp_path / "p.npz", device="abacus")
+    for name in ("abacus", "mps", "meta", "cpu:3", "cuda:", "cuda:-1", ""):
+        with pytest.raises(ValueError, match=f"device must be cpu, cuda or cuda:N, got '{name}'"):
+            predict(run, *ask, tmp_path / "p.npz", device=name)
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="no GPU can be used"):
             predict(run, *ask, tmp_path / "p.npz", device="cuda")
+
+
+def test_a_domain_that_float32_cannot_resolve(tmp_path):
+    model = some_model(low=(1.7e9, 0.0), high=(1.7e9 + 1024, 1.0)).eval()
+    model.save_pretrained(tmp_path / "model")
+    positions = np.array([[1.7e9 + 100, 0.5], [1.7e9 + 101, 0.5]])
+    np.savez(tmp_path / "o.npz", positions=positions, values=np.zeros((2, 1)))
+    np.savetxt(
+        tmp_path / "o.csv", [[1.7e9 + 100, 0.5, 1.0]], delimiter=",", header="t,x,u", comments=""
+    )
+    np.savetxt(tmp_path / "q.csv", positions, delimiter=",", header="t,x", comments="")
+    message = "float32 cannot resolve positions in the domain .* 1024 wide, .* 128 apart"
+    for observations in ("o.npz", "o.csv"):
+        with pytest.raises(DataError, match=message) as caught:
+            predict(tmp_path / "model", tmp_path / observations, "3x3", tmp_path / "p.npz")
+        assert str(caught.value).startswith(str(tmp_path / observations))
+    for queries in (tmp_path / "q.csv", "3x3"):
+        with pytest.raises(DataError, match=message) as caught:
+            command.read_queries(queries, model.domain)
+        assert str(caught.value).startswith(str(queries))
+    assert not (tmp_path / "p.npz").exists()
 
 
 def test_a_domain_on_one_axis(tmp_path):

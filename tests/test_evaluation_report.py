@@ -7,15 +7,24 @@ from html.parser import HTMLParser
 
 import pytest
 
-from evaluation_fakes import ORIGIN, SETTINGS, ConstantModel, made_row, some_model, some_test
+from evaluation_fakes import (
+    ORIGIN,
+    SETTINGS,
+    ConstantModel,
+    grouped_row,
+    made_row,
+    some_model,
+    some_test,
+)
 from fst.data.errors import DataError
+from fst.evaluation import notes
 from fst.evaluation.fields import sample_fields
 from fst.evaluation.once import score_once
 from fst.evaluation.page import Page, Picture, Section, write_page
 from fst.evaluation.protocol import View, evaluate
-from fst.evaluation.report import NOTES, report
+from fst.evaluation.report import report
 from fst.evaluation.rows import Origin
-from fst.evaluation.runs import RESULTS, Curves, read_curves, read_origin, read_run
+from fst.evaluation.runs import RESULTS, Curves, Run, read_curves, read_origin, read_run
 from fst.evaluation.trivial import trivial_rows
 
 VOID = {"meta", "img", "link", "br"}
@@ -93,7 +102,9 @@ def test_the_page_has_the_numbers_and_the_notes(written):
     for row in read_run(folder / "first").rows:
         if row.neighbors is None:
             assert f"{row.error:.5f}" in text
-    for words in ("initial condition held", "NVIDIA H200", "1,200 steps", "seed 7", *NOTES):
+    for words in ("initial condition held", "NVIDIA H200", "1,200 steps", "seed 7"):
+        assert words in text
+    for words in (notes.ERRORS, notes.GENERATED, notes.SEEDS, notes.SELECTED, notes.SAMPLES):
         assert words in text
 
 
@@ -134,6 +145,40 @@ def test_a_run_without_fields_has_tables(tmp_path):
     assert Checked(page.read_text()).images == []
 
 
+def noted(*rows, fields=None):
+    return " ".join(notes.notes([Run("run", rows, fields, Curves())]))
+
+
+def test_notes_say_of_own_data_only_what_is_true_of_them():
+    own = noted(made_row(recipe="own/fst", task="own", grid=None))
+    for words in ("solvers", "published", "paper", "figures"):
+        assert words not in own
+    assert notes.ERRORS in own
+    assert notes.SELECTED in own
+
+
+def test_notes_speak_of_the_paper_where_it_is_quoted():
+    group = replace(grouped_row({"0.1": 0.1, "1": 0.3}).groups[0], paper_error=0.2)
+    by_group = replace(made_row(errors=(0.1,)), groups=(group,))
+    for row in (made_row(paper_error=0.3), by_group):
+        assert notes.PAPER in noted(row)
+        assert notes.GENERATED_AND_PAPER in noted(row)
+    assert "paper" not in noted(made_row())
+    assert notes.GENERATED in noted(made_row())
+
+
+def test_notes_speak_of_pictures_where_there_are_some(written):
+    folder, _ = written
+    fields = read_run(folder / "first").fields
+    assert notes.SAMPLES in noted(made_row(), fields=fields)
+    assert notes.SAMPLES not in noted(made_row())
+    guess = made_row(metric="top1_error", task="own-images", grid=None)
+    assert "photographs" not in noted(guess)
+    assert notes.SELECTED_IMAGES in noted(guess)
+    assert notes.SELECTED_IMAGENET not in noted(guess)
+    assert notes.SELECTED_IMAGENET in noted(replace(guess, task="imagenet"))
+
+
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(DataError, match="no such run folder"):
         report([tmp_path / "nowhere"], tmp_path / "out")
@@ -149,6 +194,55 @@ def test_a_page_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "out").write_text("a file, not a folder")
     with pytest.raises(DataError, match="out: cannot be written"):
         write_page(Page("title", (), ()), tmp_path / "out")
+
+
+def holds(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["report.md", "index.html", "figures/mine.png", "notes.txt"])
+def test_somebody_elses_files_are_left_alone(written, tmp_path, name):
+    folder, _ = written
+    file = tmp_path / "mine" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("notes")
+    with pytest.raises(DataError, match="mine already holds files that no report wrote"):
+        report([folder / "first"], tmp_path / "mine")
+    assert holds(tmp_path / "mine") == {name}
+    assert file.read_text() == "notes"
+
+
+@pytest.mark.parametrize("text", ["{}", "[", '{"written_by": "me", "pictures": []}', "[1]"])
+def test_a_file_that_is_called_like_the_list_of_a_report_does_not_stand_for_it(tmp_path, text):
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(DataError, match="no report wrote"):
+        write_page(Page("title", (), ()), tmp_path)
+    assert holds(tmp_path) == {"report.json"}
+
+
+def test_a_report_written_again_replaces_its_own_pictures_only(written, tmp_path):
+    folder, _ = written
+    out = tmp_path / "page"
+    out.mkdir()  # empty, which is as good as absent
+    report([folder / "first", folder / "second"], out)
+    (out / "figures" / "mine.png").write_bytes(b"my picture")
+    (out / "notes.txt").write_text("my notes")
+    page = report([folder / "first"], out)
+    report([folder / "first"], tmp_path / "fresh")
+    assert holds(out) == holds(tmp_path / "fresh") | {"figures/mine.png", "notes.txt"}
+    assert page.read_bytes() == (tmp_path / "fresh" / "index.html").read_bytes()
+    assert (out / "figures" / "mine.png").read_bytes() == b"my picture"
+
+
+def test_a_list_that_was_tampered_with_reaches_nothing_outside(tmp_path):
+    (tmp_path / "precious.png").write_text("precious")
+    out = tmp_path / "page"
+    write_page(Page("title", (), ()), out)
+    listed = json.loads((out / "report.json").read_text())
+    listed["pictures"] = ["../../precious", str(tmp_path / "precious")]
+    (out / "report.json").write_text(json.dumps(listed))
+    write_page(Page("title", (), ()), out)
+    assert (tmp_path / "precious.png").exists()
 
 
 def test_pictures_need_names_of_their_own(written):

@@ -16,6 +16,7 @@ from fst.data.image_decoding import View
 from fst.data.image_samples import ResidentImages, StreamedImages
 from fst.data.images import find_split
 from fst.data.splits import TestSplit, ValidationSplit
+from fst.evaluation import notes
 from fst.evaluation.accuracy_tables import accuracy_table, class_table, comparison_table
 from fst.evaluation.classification import (
     ClassificationSettings,
@@ -26,7 +27,7 @@ from fst.evaluation.classification import (
 from fst.evaluation.image_fields import choose_images, sample_image_fields
 from fst.evaluation.once import score_once
 from fst.evaluation.protocol import EvaluationError
-from fst.evaluation.report import IMAGE_NOTES, NOTES, report
+from fst.evaluation.report import report
 from fst.evaluation.rows import Origin, Row, read_rows
 from fst.evaluation.runs import RESULTS, read_origin
 from fst.evaluation.tables import cost_table
@@ -271,8 +272,10 @@ def test_a_page_of_classifiers(tmp_path):
     text = (tmp_path / "page" / "report.md").read_text()
     assert f"{100 * (1 - rows[0].error):.3f}" in text
     assert "relative L2" not in text
-    assert IMAGE_NOTES[0] in text
-    assert NOTES[0] not in text
+    assert notes.ACCURACY in text
+    assert notes.IMAGES in text
+    assert notes.ERRORS not in text
+    assert notes.GENERATED not in text
     made = {path.name for path in (tmp_path / "page" / "figures").iterdir()}
     assert made == {"first-guesses.png", "training-images.png"}
     assert page.read_text().count("data:image/png") == 2

@@ -11,7 +11,7 @@ from matplotlib.colors import Normalize
 
 from fst.data.errors import DataError
 from fst.evaluation import image_figures
-from fst.evaluation.fields import save_fields
+from fst.evaluation.arrays import save_fields
 from fst.evaluation.figures import new_figure
 from fst.evaluation.image_fields import load_image_fields
 from fst.evaluation.page import png

@@ -14,7 +14,6 @@ from fst.commands import train as train_command
 from fst.commands.recipes import summary
 from fst.commands.train import check_same_data, data_path, describe, fit_to_data
 from fst.data import ImageData
-from fst.data.splits import TrainingSplit
 from fst.evaluation.classification import ClassificationSettings
 from fst.evaluation.protocol import EvaluationSettings
 from fst.recipes import find, own_images
@@ -134,19 +133,20 @@ def test_a_twentieth_is_held_out(folder):
 
 def test_other_images_are_noticed(folder, tmp_path):
     data = ImageData(image_size=(16, 16), resize=16)
-    images = data.load(folder)[0].samples
+    training, validation = data.load(folder)
+    images = training.samples
     described = describe(images)
     assert (described["training_samples"], described["class_names"]) == (
         28,
         ["blue", "green", "red"],
     )
     (tmp_path / "run.json").write_text(json.dumps(described))
-    check_same_data(tmp_path, images)
+    check_same_data(tmp_path, folder, images, validation.samples)
     write_folder(tmp_path / "other" / "train", image_files(9, start=1))
     write_folder(tmp_path / "other" / "val", image_files(2))
-    training: TrainingSplit = data.load(tmp_path / "other")[0]
+    training, validation = data.load(tmp_path / "other")
     with pytest.raises(TrainingError, match="are not those that .*fingerprint was"):
-        check_same_data(tmp_path, training.samples)
+        check_same_data(tmp_path, tmp_path / "other", training.samples, validation.samples)
 
 
 def test_own_images_must_be_named(tmp_path):

@@ -1,6 +1,7 @@
 """Recipes: the fixed names, the paper's numbers, and JSON that gives the same recipe back."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from fst.commands.recipes import summary
 from fst.config import FunctionSpaceConfig
 from fst.pretrained import PretrainedError
 from fst.recipes import RECIPES, UnknownRecipeError, describe, find
+from fst.recipes.quoting import comparable
 from fst.recipes.recipe import recipe_from_json
 
 NAMES = {
@@ -132,3 +134,60 @@ def test_extras_are_off_in_the_papers_recipes():
             recipe = find(name)
             assert recipe.training.average is None
             assert not recipe.training.augment
+
+
+def changed(name, **changes):
+    """A recipe with some fields of its parts replaced, as options do."""
+    recipe = find(name)
+    parts = {part: replace(getattr(recipe, part), **those) for part, those in changes.items()}
+    return replace(recipe, **parts)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_the_papers_numbers_stand_beside_recipes_as_shipped(name):
+    stored = recipe_from_json(json.loads(json.dumps(find(name).to_json())), "test")
+    assert comparable(stored) == find(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("darcy/fst", {"training": {"learning_rate": 0.1}, "evaluation": {"neighbors": ()}}),
+        ("burgers-all/fst", {"model": {"width": 96}}),
+        ("imagenet/vit", {"data": {"workers": 3, "storage": "streamed"}}),
+    ],
+)
+def test_the_papers_numbers_stay_where_only_the_training_differs(name, changes):
+    recipe = changed(name, **changes)
+    assert comparable(recipe) == recipe
+    assert recipe.evaluation.paper_errors
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("darcy/fst", {"evaluation": {"grids": ((16, 16),)}}),
+        ("darcy/fno", {"data": {"training": 30}}),
+        ("darcy/fst", {"data": {"resolution": 16, "fine": 32, "validation_grid": (5, 5)}}),
+        ("burgers-single/fst", {"data": {"viscosities": (1.0,)}}),
+        ("burgers-all/fst", {"data": {"test": 12}}),
+        ("imagenet/fst", {"data": {"held_out": 100}}),
+    ],
+)
+def test_the_papers_numbers_are_not_set_beside_another_problem(name, changes):
+    recipe = changed(name, **changes)
+    found = comparable(recipe)
+    assert recipe.evaluation.paper_errors
+    assert (found.evaluation.paper_errors, found.paper_error) == ((), None)
+    assert not getattr(found.evaluation, "paper_groups", ())
+    # All else is as it was, so that the rows have the fingerprint of the run.
+    kept = {"paper_errors": recipe.evaluation.paper_errors}
+    if name == "burgers-all/fst":
+        kept["paper_groups"] = recipe.evaluation.paper_groups
+    again = replace(found.evaluation, **kept)
+    assert replace(found, evaluation=again, paper_error=recipe.paper_error) == recipe
+
+
+def test_the_paper_knows_nothing_of_recipes_by_other_names():
+    recipe = replace(find("darcy/fst"), name="darcy/mine")
+    assert comparable(recipe).evaluation.paper_errors == ()

@@ -5,6 +5,7 @@ import math
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from fst.training import CheckpointError, Interrupted, NonFiniteError, TrainingE
 from fst.training.interruption import Interruption
 from fst.training.loop import build_accelerator
 from fst.training.optimization import Average, build_optimizer
+from fst.training.records import check_wandb
 from fst.training.schedules import Plateau, Stage, Stages, WarmupCosine
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer
@@ -376,6 +378,25 @@ def test_missing_weights_and_biases_is_one_clear_error(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(TrainingError, match=r"install fst\[wandb\]"):
+        tiny_train(tmp_path / "run", tiny_settings(wandb=True))
+    with pytest.raises(TrainingError, match=r"install fst\[wandb\]"):
+        check_wandb(tiny_settings(wandb=True))
+
+
+def test_weights_and_biases_without_a_login_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command asks for the login before it makes a folder; the loop, for what comes later."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise LookupError("no key")
+
+    fake = SimpleNamespace(Error=LookupError, login=fails, init=fails)
+    monkeypatch.setitem(__import__("sys").modules, "wandb", fake)
+    check_wandb(tiny_settings())  # which does not ask for it
+    with pytest.raises(TrainingError, match="Weights & Biases says: no key"):
+        check_wandb(tiny_settings(wandb=True))
+    with pytest.raises(TrainingError, match="Weights & Biases says: no key"):
         tiny_train(tmp_path / "run", tiny_settings(wandb=True))
 
 

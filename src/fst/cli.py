@@ -168,7 +168,7 @@ def report(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
 
     Args:
         runs: Folders of runs that fst evaluate has scored.
-        out: Folder for the page.
+        out: Folder for the page; it must be absent, empty or hold a report already.
     """
     if not runs:
         raise EvaluationError("name at least one run: fst report RUN... --out DIR")

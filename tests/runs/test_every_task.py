@@ -71,6 +71,18 @@ def test_a_task_from_start_to_page(recipe, tmp_path):
     assert fst_command("train", "--resume", run, *CPU) == USER_ERROR
 
 
+def test_the_papers_error_is_not_set_beside_another_grid(tmp_path, capsys):
+    run, data = tmp_path / "run", tmp_path / "data"
+    words = [*MODEL, *TRAINING, *DARCY[: DARCY.index("--evaluation.paper-errors")]]
+    assert fst_command("train", "darcy/fst", "--out", run, "--data", data, *CPU, *words) == 0
+    assert json.loads((run / "recipe.json").read_text())["evaluation"]["paper_errors"] == [0.03173]
+    capsys.readouterr()
+    assert fst_command("evaluate", run, *CPU) == 0
+    assert "Paper" not in capsys.readouterr().out
+    rows = json.loads((run / "results" / "rows.json").read_text())
+    assert all(row["paper_error"] is None for row in rows)
+
+
 def test_own_points_from_file_to_answers(tmp_path):
     """Three axes, two values, three targets, a condition, sizes that vary: all from the file."""
     generator = np.random.default_rng(0)

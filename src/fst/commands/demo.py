@@ -4,10 +4,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fst.commands.evaluate import evaluate
+from fst.commands.evaluate import evaluate, read_recipe
 from fst.commands.train import resume, train
 from fst.evaluation.report import report
 from fst.recipes import find
+from fst.training.errors import TrainingError
+
+RECIPE = "demo/burgers"
 
 
 def demo(out: Path, *, device: str | None = None, console: Console | None = None) -> None:
@@ -17,13 +20,15 @@ def demo(out: Path, *, device: str | None = None, console: Console | None = None
     has ended.
     """
     console = console or Console()
+    if (out / "recipe.json").is_file() and (name := read_recipe(out).name) != RECIPE:
+        raise TrainingError(f"{out} holds a run of {name}, not of {RECIPE}: choose another folder")
     console.rule("1. Data and training")
     if (out / "summary.json").is_file():
         console.print(f"{out} is trained already; choose another folder to train anew")
     elif (out / "recipe.json").is_file():
         resume(out, device=device, console=console)
     else:
-        train(find("demo/burgers"), out, device=device, console=console)
+        train(find(RECIPE), out, device=device, console=console)
     console.rule("2. Held-out solutions")
     evaluate(out, device=device, trivial=True, console=console)
     console.rule("3. Page")

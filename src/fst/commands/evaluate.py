@@ -6,15 +6,22 @@ from pathlib import Path
 from rich.console import Console
 
 from fst.classifiers import Classifier
-from fst.commands.train import choose_device, data_of_run
-from fst.data import BurgersData
+from fst.commands.train import (
+    check_fits,
+    check_same_data,
+    choose_device,
+    data_of_run,
+    read_run,
+    record_data,
+)
+from fst.data import BurgersData, PointData
 from fst.data.splits import TestSplit
 from fst.evaluation import classification, protocol
 from fst.evaluation.accuracy_tables import accuracy_table
 from fst.evaluation.classification import ClassificationSettings
 from fst.evaluation.fields import sample_fields
 from fst.evaluation.image_fields import sample_image_fields
-from fst.evaluation.once import Scores, score_once
+from fst.evaluation.once import ROWS, Scores, score_once
 from fst.evaluation.protocol import EvaluationError, EvaluationSettings
 from fst.evaluation.rows import Origin, Row
 from fst.evaluation.runs import RESULTS, read_origin
@@ -22,6 +29,7 @@ from fst.evaluation.tables import error_table
 from fst.evaluation.trivial import trivial_rows
 from fst.operators import Operator
 from fst.pretrained import WEIGHTS, PretrainedError
+from fst.recipes.quoting import comparable
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.training.errors import TrainingError
 
@@ -42,7 +50,7 @@ def evaluate(
     a run that may still go on is not scored unless `unfinished` says that it is meant.
     """
     console = console or Console()
-    recipe = read_recipe(run)
+    recipe = comparable(read_recipe(run))
     if not unfinished and not (run / "summary.json").is_file():
         raise EvaluationError(
             f"{run} has not finished, and a test set is scored once; go on with: "
@@ -54,6 +62,8 @@ def evaluate(
     if not (best / WEIGHTS).is_file():
         raise PretrainedError(f"{run} has no trained weights yet: best/{WEIGHTS} is missing")
     mark = fingerprint(recipe, (best / WEIGHTS).read_bytes())
+    if data is not None and not again:
+        check_not_scored(run, data)
     classifies = isinstance(recipe.evaluation, ClassificationSettings)
     origin = read_origin(
         run,
@@ -66,7 +76,9 @@ def evaluate(
 
     def compute() -> Scores:
         place = choose_device(device)
-        test: TestSplit = recipe.data.load_test(data_of_run(recipe, run, data), place)
+        path = data_of_run(recipe, run, data)
+        check_splits(recipe, run, path)
+        test: TestSplit = recipe.data.load_test(path, place)
         if isinstance(recipe.evaluation, ClassificationSettings):
             classifier = Classifier.from_pretrained(best).to(place)
             return _score_classes(classifier, test, recipe.evaluation, origin, mark, console)
@@ -74,9 +86,33 @@ def evaluate(
         return _score(model, test, recipe.evaluation, origin, mark, trivial, console)
 
     rows = score_once(run / RESULTS, mark, compute, again=again)
+    if data is not None:
+        record_data(run, data)
     console.print((accuracy_table if classifies else error_table)(rows).terminal())
     console.print(f"rows: {run / RESULTS}", style="dim")
     return rows
+
+
+def check_not_scored(run: Path, data: Path) -> None:
+    """Raise where rows are stored, which were not found with the data now asked for."""
+    stored = run / RESULTS / ROWS
+    if stored.is_file() and str(data.resolve()) != read_run(run).get("data"):
+        raise EvaluationError(
+            f"{stored}: this run was scored before, and a test set is scored once: {data} was not "
+            "read; leave out --data to see the stored rows (--again scores anew)"
+        )
+
+
+def check_splits(recipe: Recipe, run: Path, data: Path) -> None:
+    """Raise where a user's file has changed since the training.
+
+    One that names no splits is split by its size: samples of the training may now be in its test.
+    """
+    if not isinstance(recipe.data, PointData):
+        return
+    check_fits(recipe, run, data)
+    training, validation = recipe.data.load(data)
+    check_same_data(run, data, training.samples, validation.samples)
 
 
 def fingerprint(recipe: Recipe, weights: bytes) -> str:

@@ -92,13 +92,14 @@ def find_device(name: str | None) -> torch.device:
     """The device asked for, if it is there; the GPU by default, where there is one."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device must be cpu, cuda or cuda:N, got {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+    kind, _, number = name.partition(":")
+    if name != "cpu" and not (kind == "cuda" and (name == kind or number.isdecimal())):
+        raise ValueError(f"device must be cpu, cuda or cuda:N, got {name!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {name!r}, but no GPU can be used here")
-    return device
+    if number and int(number) >= torch.cuda.device_count():
+        raise ValueError(f"device is {name!r}, but the GPUs here are {torch.cuda.device_count()}")
+    return torch.device(name)
 
 
 def ask(

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fst.data.errors import DataError, reading, writing
-from fst.data.point_files import read_points
+from fst.data.point_files import check_resolution, read_points
 from fst.data.point_samples import Ragged
 from fst.operators import Operator
 from fst.pretrained import write_atomically
@@ -72,6 +72,8 @@ def read_observations(path: Path, model: Operator, condition: tuple[float, ...])
 
     `condition` serves every sample of a file that holds none.
     """
+    with blame(path):
+        check_resolution(model.domain)
     if path.suffix in POINT_FILES:
         observations = _point_observations(path)
     elif path.suffix == ".npz":
@@ -96,6 +98,8 @@ def read_observations(path: Path, model: Operator, condition: tuple[float, ...])
 
 def read_queries(source: Path | str, domain: Domain) -> Queries:
     """The queries in a file, or the points of a grid over the domain, such as 201x1024."""
+    with blame(source):
+        check_resolution(domain)
     if GRID.fullmatch(str(source)) and not Path(source).is_file():
         return grid_queries(str(source), domain)
     path, mask = Path(source), None

@@ -5,16 +5,15 @@ from typing import Any
 
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from fst.base import parameter_count
 from fst.evaluation.rows import RELATIVE_L2
 from fst.recipes import RECIPES, describe, find
 from fst.recipes.recipe import Recipe, build_model
-
-# Blanks around four columns and the edges.
-PADDING = 13
 
 
 def summary(recipe: Recipe) -> dict[str, Any]:
@@ -46,18 +45,16 @@ def list_recipes(*, as_json: bool, console: Console) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    name, parameters, error = max(map(len, RECIPES)), len("parameters"), len("0.018528")
     table = Table(box=SIMPLE_HEAD)
-    table.add_column("name", no_wrap=True, style="bold", min_width=name)
-    table.add_column("parameters", no_wrap=True, justify="right", min_width=parameters)
-    table.add_column("paper's\nerror", no_wrap=True, justify="right", min_width=error)
-    # In a narrow terminal the descriptions give way, not the names and numbers.
-    left = max(10, console.width - (name + parameters + error) - PADDING)
-    table.add_column("what it is", no_wrap=True, overflow="ellipsis", max_width=left)
+    # One column for both: beside the longest name a narrow terminal has no room for words.
+    table.add_column("name, and what it is", min_width=max(map(len, RECIPES)))
+    table.add_column("parameters", no_wrap=True, justify="right")
+    table.add_column("paper's\nerror", no_wrap=True, justify="right")
     for row in rows:
         count = "-" if row["parameters"] is None else f"{row['parameters']:,}"
         quoted = "-" if row["paper_error"] is None else _error(row)
-        table.add_row(row["name"], count, quoted, row["description"])
+        words = Padding(Text(row["description"], style="dim"), (0, 0, 0, 2))
+        table.add_row(Group(Text(row["name"], style="bold"), words), count, quoted)
     console.print(table)
     console.print("Errors: relative L2, or the share of wrong first guesses (%).", style="dim")
     console.print("One recipe with all its fields: fst recipes NAME", style="dim")

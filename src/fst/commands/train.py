@@ -12,8 +12,12 @@ from accelerate import PartialState
 from rich.console import Console
 
 from fst.base import Model
+from fst.commands.kept import write_json
+from fst.commands.same_recipe import check_same_recipe
 from fst.data import ImageData, PointData, ResidentImages, StreamedImages
-from fst.data.samples import Rows, Samples
+from fst.data.errors import DataError
+from fst.data.point_samples import PointSamples
+from fst.data.samples import Rows, Samples, moments
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.evaluation.protocol import EvaluationSettings
 from fst.operators import Operator
@@ -23,6 +27,7 @@ from fst.training.batches import check_batch_size
 from fst.training.errors import TrainingError
 from fst.training.loop import Summary
 from fst.training.loop import train as run_training
+from fst.training.records import check_wandb
 from fst.training.run_folder import RunFolder
 
 
@@ -46,6 +51,8 @@ def train(
     recipe = fit_to_data(recipe, data)
     check_grids(recipe)
     check_batch_size(recipe.training, PartialState().num_processes)
+    if PartialState().is_main_process:
+        check_wandb(recipe.training)
     training, validation = load(recipe, data, place, console)
     return start(recipe, out, data, training, validation, console)
 
@@ -63,6 +70,7 @@ def start(
     folder = RunFolder.create(out, recipe.to_json())
     if PartialState().is_main_process:
         described = {"data": str(data.resolve())} | describe(training.samples)
+        described |= describe_exactly(training.samples, validation.samples)
         described |= left_out(training.samples)
         folder.write_json("run.json", described)
     model = prepare_model(recipe, training.samples)
@@ -83,11 +91,13 @@ def resume(
     if (out / "summary.json").is_file():
         raise TrainingError(f"{out} has finished; score it with: fst evaluate {out}")
     recipe = recipe_from_json(folder.recipe, source=str(out / "recipe.json"))
+    check_same_recipe(folder)
     path = data_of_run(recipe, out, data)
+    check_fits(recipe, out, path)
     training, validation = load(recipe, path, place, console)
-    check_same_data(out, training.samples)
-    if data is not None and PartialState().is_main_process:  # evaluation looks there too
-        folder.write_json("run.json", read_run(out) | {"data": str(data.resolve())})
+    check_same_data(out, path, training.samples, validation.samples)
+    if data is not None and PartialState().is_main_process:
+        record_data(out, data)
     model = prepare_model(recipe, training.samples)
     return run_training(model, training, validation, recipe.training, folder, console=console)
 
@@ -117,11 +127,37 @@ def describe(training: Rows) -> dict[str, Any]:
         }
     assert isinstance(training, Samples)
     statistics = training.statistics()
+    condition_mean, condition_deviation = moments(training.conditions())
     return {
         "training_samples": len(training),
         "output_mean": statistics.output_mean.reshape(-1).tolist(),
         "output_deviation": statistics.output_deviation.reshape(-1).tolist(),
+        "value_mean": statistics.value_mean.reshape(-1).tolist(),
+        "value_deviation": statistics.value_deviation.reshape(-1).tolist(),
+        "condition_mean": condition_mean.tolist(),
+        "condition_deviation": condition_deviation.tolist(),
     }
+
+
+def describe_exactly(training: Rows, validation: Rows) -> dict[str, Any]:
+    """The user's own points to the last digit: unlike others', they are never made again."""
+    if not (isinstance(training, PointSamples) and isinstance(validation, PointSamples)):
+        return {}
+    return {
+        "validation_samples": len(validation),
+        "training_digest": digest(training),
+        "validation_digest": digest(validation),
+    }
+
+
+def digest(samples: PointSamples) -> str:
+    """Of all samples of a split in their order: the same on every device."""
+    found = hashlib.sha256(repr(samples.domain).encode())
+    for points in (samples.observed, samples.queried):
+        for tensor in (points.positions, points.values, points.sizes):
+            found.update(tensor.reshape(-1).cpu().numpy().data)
+    found.update(samples.conditions().reshape(-1).cpu().numpy().data)
+    return found.hexdigest()[:16]
 
 
 def left_out(training: Rows) -> dict[str, Any]:
@@ -131,19 +167,39 @@ def left_out(training: Rows) -> dict[str, Any]:
     return {"skipped": [f"{item.name}: {item.reason}" for item in training.skipped]}
 
 
-def check_same_data(run: Path, training: Rows) -> None:
-    """Raise unless a resumed run sees the data it was started with."""
-    require_same_data(run, read_run(run), describe(training))
+def check_fits(recipe: Recipe, run: Path, data: Path) -> None:
+    """Raise where a user's own points are of another kind than those a run was trained on."""
+    if not isinstance(recipe.data, PointData):
+        return
+    file = recipe.data.describe(data)
+    different = own.differences(recipe, file)
+    if different:
+        shown = (f"{name} was {before}, is {now}" for name, (before, now) in different.items())
+        raise DataError(
+            f"{file.path}: is of another kind than the data that {run} was started with: "
+            f"{'; '.join(shown)}"
+        )
 
 
-def require_same_data(folder: Path, recorded: dict[str, Any], found: dict[str, Any]) -> None:
-    """Raise where a description of data differs from the one recorded in a folder."""
+def check_same_data(run: Path, data: Path, training: Rows, validation: Rows) -> None:
+    """Raise unless `data` hold the splits that a run was started with."""
+    found = describe(training) | describe_exactly(training, validation)
+    require_same_data(run, read_run(run), found, source=f" in {data}")
+
+
+def require_same_data(
+    folder: Path, recorded: dict[str, Any], found: dict[str, Any], source: str = ""
+) -> None:
+    """Raise where a description of data differs from the one recorded in a folder.
+
+    What an older version did not record cannot be compared.
+    """
     for name, value in found.items():
         before = recorded.get(name, value)
         if not _same(before, value):
             raise OtherDataError(
-                f"the training data are not those that {folder} was started with: {name} was "
-                f"{_short(before)}, is {_short(value)}"
+                f"the training data{source} are not those that {folder} was started with: "
+                f"{name} was {_short(before)}, is {_short(value)}"
             )
 
 
@@ -184,7 +240,14 @@ def check_grids(recipe: Recipe) -> None:
     """Raise before training, not after it, where the evaluation asks for an impossible grid."""
     if not isinstance(recipe.evaluation, EvaluationSettings):
         return
-    if isinstance(recipe.data, PointData | ImageData):
+    if isinstance(recipe.data, PointData):
+        if recipe.evaluation.grids:
+            raise TrainingError(
+                f"evaluation.grids must be empty for {recipe.name}, whose points lie on no grid, "
+                f"got {recipe.evaluation.grids}"
+            )
+        return
+    if isinstance(recipe.data, ImageData):
         return
     for grid in recipe.evaluation.grids:
         if any(count > size for count, size in zip(grid, recipe.data.grid, strict=True)):
@@ -225,13 +288,12 @@ def choose_device(name: str | None) -> torch.device:
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise TrainingError(f"device must be cpu or cuda, got {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if name not in ("cpu", "cuda"):
+        hint = "; CUDA_VISIBLE_DEVICES=N chooses a GPU" if name.startswith("cuda:") else ""
+        raise TrainingError(f"device must be cpu or cuda, got {name!r}{hint}")
+    if name == "cuda" and not torch.cuda.is_available():
         raise TrainingError("device cuda was asked for, but PyTorch sees no GPU")
-    return PartialState(cpu=device.type == "cpu").device
+    return PartialState(cpu=name == "cpu").device
 
 
 def data_path(recipe: Recipe, data: Path | None) -> Path:
@@ -251,6 +313,13 @@ def recorded_data(run: Path) -> Path:
     if not isinstance(described.get("data"), str):
         raise TrainingError(f"{run / 'run.json'} does not name the data: add --data")
     return Path(described["data"])
+
+
+def record_data(run: Path, data: Path) -> None:
+    """Note where the data of a run were found: whoever asks next looks there."""
+    described = read_run(run)
+    if described.get("data") != str(data.resolve()):
+        write_json(run / "run.json", described | {"data": str(data.resolve())})
 
 
 def data_of_run(recipe: Recipe, run: Path, data: Path | None) -> Path:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fst.data import neuraloperator_files, pdebench, point_files
+from fst.data import neuraloperator_files, pdebench, point_files, point_targets
 from fst.data.atomic import Law
 from fst.data.errors import DataError, reading
 from fst.data.splits import SPLITS, Partition
@@ -126,12 +126,22 @@ def _check_fields(path: Path) -> Description:
 
 def _check_points(path: Path) -> Description:
     file = point_files.read_points(path)
+    if file.partition is not None:
+        point_files.check_trainable(path, file.partition, len(file))
     values, targets = _Range(), _Range()
+    undefined: list[int] = []
+    squares = np.zeros(file.output_channels)
     for first in range(0, len(file), _BLOCK_SAMPLES):
         rows = np.arange(first, min(first + _BLOCK_SAMPLES, len(file)))
         values.see(torch.from_numpy(file.observations(rows).values))
-        targets.see(torch.from_numpy(file.queries(rows).values))
+        queried = file.queries(rows)
+        targets.see(torch.from_numpy(queried.values))
+        undefined += point_targets.undefined_rows(rows, queried)
+        squares += point_targets.channel_squares(queried.values)
         file.conditions(rows)
+    point_targets.refuse_undefined(path, undefined)
+    points = int(file.query_offsets[-1])
+    point_targets.warn_of_unequal_channels(path, file.targets, squares, points)
     facts = (
         ("samples", f"{len(file):,}"),
         ("domain", f"{file.domain.low} to {file.domain.high}"),

@@ -13,8 +13,14 @@ import torch
 from rich.console import Console
 
 from fst.data.errors import DataError
-from fst.data.point_files import PointFile, Points, read_points
+from fst.data.point_files import PointFile, Points, check_trainable, read_points
 from fst.data.point_samples import PointSamples, Ragged
+from fst.data.point_targets import (
+    channel_squares,
+    refuse_undefined,
+    undefined_rows,
+    warn_of_unequal_channels,
+)
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
 
 
@@ -61,10 +67,11 @@ class PointData:
             raise ValueError("augment must be off: the symmetries of these points are not known")
         file = self.describe(folder)
         partition = self._partition(file)
-        return (
-            TrainingSplit(load_points(file, partition.training).to(device)),
-            ValidationSplit(load_points(file, partition.validation).to(device)),
-        )
+        training = load_points(file, partition.training)
+        validation = load_points(file, partition.validation)
+        targets = training.queried.values.numpy()
+        warn_of_unequal_channels(file.path, file.targets, channel_squares(targets), len(targets))
+        return TrainingSplit(training.to(device)), ValidationSplit(validation.to(device))
 
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit:
         file = self.describe(folder)
@@ -75,11 +82,7 @@ class PointData:
 
     def _partition(self, file: PointFile) -> Partition:
         partition = file.partition or self._drawn(file)
-        for name in ("training", "validation"):
-            if len(getattr(partition, name)) == 0:
-                raise DataError(
-                    f"{file.path}: its {name} split is empty; the file holds {len(file)} samples"
-                )
+        check_trainable(file.path, partition, len(file))
         return partition
 
     def _drawn(self, file: PointFile) -> Partition:
@@ -92,12 +95,14 @@ class PointData:
 
 
 def load_points(file: PointFile, rows: np.ndarray) -> PointSamples:
-    """The given rows of a file, on the CPU."""
+    """The given rows of a file, on the CPU, if their relative errors are defined."""
     condition = file.conditions(rows)
+    queried = file.queries(rows)
+    refuse_undefined(file.path, undefined_rows(rows, queried))
     return PointSamples(
         file.domain,
         _ragged(file.observations(rows)),
-        _ragged(file.queries(rows)),
+        _ragged(queried),
         None if condition is None else torch.from_numpy(condition),
     )
 

@@ -11,7 +11,8 @@
     condition              (samples, channels)             float32, optional
     split/training, split/validation, split/test           row numbers, optional
 
-Sample i has the points offsets[i] to offsets[i + 1]. Positions are in the domain's own units.
+Sample i has the points offsets[i] to offsets[i + 1]. Positions are in the domain's own units, and
+float32 must resolve them there (`check_resolution`).
 Enters: a file that `write_points` made. Leaves: what it holds, and of its samples those asked for.
 """
 
@@ -32,6 +33,9 @@ from fst.types import DOMAIN_TOLERANCE, Domain
 
 FORMAT = "fst-points"
 VERSION = 1
+# So many numbers of float32 must fit into the domain on every axis: rounding a position, by half a
+# step at most, then moves it by less than DOMAIN_TOLERANCE and cannot take it out of the domain.
+LEAST_STEPS = 2**16
 LAYOUT = f"an fst point file (HDF5 with attribute format = {FORMAT!r}, see docs/data.md)"
 
 
@@ -186,6 +190,7 @@ def read_points(path: Path | str) -> PointFile:
             )
         try:
             domain = Domain(tuple(file.attrs["low"].tolist()), tuple(file.attrs["high"].tolist()))
+            check_resolution(domain)
             partition = _partition(file, len(queried) - 1)
         except ValueError as error:
             raise DataError(f"{path}: {error}") from error
@@ -250,6 +255,27 @@ def _partition(file: h5py.File, samples: int) -> Partition | None:
     if "split" not in file:
         return None
     return Partition.named({name: file["split"][name][:] for name in file["split"]}, samples)
+
+
+def check_trainable(path: Path, partition: Partition, samples: int) -> None:
+    """Raise unless there is something to learn from and something to select a checkpoint by."""
+    for name in ("training", "validation"):
+        if len(getattr(partition, name)) == 0:
+            raise DataError(f"{path}: its {name} split is empty; the file holds {samples} samples")
+
+
+def check_resolution(domain: Domain) -> None:
+    """Raise where positions in float32 are too coarse for the domain, as far from 0 they are."""
+    for axis, (low, high) in enumerate(zip(domain.low, domain.high, strict=True)):
+        with np.errstate(all="ignore"):  # an edge beyond float32 has no neighbours: NaN
+            spacing = float(np.spacing(np.float32(max(abs(low), abs(high)))))
+        if not LEAST_STEPS * spacing <= high - low:
+            raise ValueError(
+                f"float32 cannot resolve positions in the domain {domain.low} to {domain.high}: on "
+                f"axis {axis}, which is {high - low:g} wide, its numbers are {spacing:g} apart, "
+                f"and at least {LEAST_STEPS:,} of them must fit; subtract an offset from the "
+                "positions and the domain, so that the axis begins at 0"
+            )
 
 
 def inside(points: Float[np.ndarray, "n s"], domain: Domain) -> bool:

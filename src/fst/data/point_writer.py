@@ -4,7 +4,8 @@ Enters: samples, one at a time, and the domain they lie in. Leaves: a file that 
 name only when it is complete.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,16 @@ from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 
 from fst.data.atomic import publish, settle_existing
-from fst.data.errors import writing
-from fst.data.point_files import FORMAT, VERSION, Label, PointSample, inside
+from fst.data.errors import DataError, writing
+from fst.data.point_files import (
+    FORMAT,
+    VERSION,
+    Label,
+    PointSample,
+    check_resolution,
+    check_trainable,
+    inside,
+)
 from fst.data.splits import SPLITS, Partition
 from fst.types import Domain
 
@@ -53,15 +62,19 @@ def write_points(
     """Write samples, one at a time, to a file that appears only when it is complete.
 
     `splits` names row numbers as training, validation and test; without it they are drawn by seed
-    when the file is used.
+    when the file is used. Errors of the samples' own making pass through as they are.
     """
     path = Path(path)
+    try:
+        check_resolution(domain)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
     if path.exists():
         settle_existing(path, {}, None, force=force)
     part = path.with_name(path.name + ".part")
     try:
-        with writing(path), h5py.File(part, "w") as file:
-            writer = _Writer(file, domain)
+        with _created(part, path) as file:
+            writer = _Writer(file, domain, path)
             for sample in samples:
                 writer.add(sample)
             writer.finish(labels or Labels(), splits)
@@ -71,12 +84,25 @@ def write_points(
         raise
 
 
+@contextmanager
+def _created(part: Path, path: Path) -> Iterator[h5py.File]:
+    """A new HDF5 file. Only what fails in opening and closing it is blamed on it, not the body."""
+    with writing(path):
+        file = h5py.File(part, "w")
+    try:
+        yield file
+    finally:
+        with writing(path):
+            file.close()
+
+
 class _Writer:
     """Collects samples and appends them to the file some at a time."""
 
-    def __init__(self, file: h5py.File, domain: Domain) -> None:
+    def __init__(self, file: h5py.File, domain: Domain, path: Path) -> None:
         self.file = file
         self.domain = domain
+        self.path = path  # what the file will be called
         self.pending: dict[str, list[np.ndarray]] = {}
         self.pending_points = 0
         self.sizes: dict[str, list[int]] = {"observations": [], "queries": []}
@@ -85,17 +111,19 @@ class _Writer:
     def add(self, sample: PointSample) -> None:
         row = len(self.conditions)
         rows = (
-            ("observations", "values", sample.positions, sample.values, sample.mask),
-            ("queries", "targets", sample.queries, sample.targets, sample.query_mask),
+            ("observations", "positions", "values", sample.mask),
+            ("queries", "queries", "targets", sample.query_mask),
         )
-        for group, channel, positions, values, mask in rows:
+        for group, where, channel, mask in rows:
+            positions = _real(row, where, getattr(sample, where))
+            values = _real(row, channel, getattr(sample, channel))
             place = f"sample {row}: {group}"
             points, numbers = _checked_points(place, positions, values, mask, self.domain)
             self._append(f"{group}/positions", points)
             self._append(f"{group}/{channel}", numbers)
             self.sizes[group].append(len(points))
             self.pending_points += len(points)
-        condition = np.asarray([] if sample.condition is None else sample.condition, np.float32)
+        condition = _real(row, "condition", [] if sample.condition is None else sample.condition)
         first = self.conditions[0] if self.conditions else condition
         if condition.ndim != 1 or condition.shape != first.shape or not _finite(condition):
             raise ValueError(
@@ -104,7 +132,8 @@ class _Writer:
             )
         self.conditions.append(condition)
         if self.pending_points > _FLUSH_POINTS:
-            self._flush()
+            with writing(self.path):
+                self._flush()
 
     def _append(self, name: str, block: np.ndarray) -> None:
         earlier = self.pending.setdefault(name, [])
@@ -137,7 +166,11 @@ class _Writer:
     def finish(self, labels: Labels, splits: Mapping[str, Sequence[int]] | None) -> None:
         if not self.conditions:
             raise ValueError("samples must hold at least one sample, got none")
-        self._flush()
+        with writing(self.path):
+            self._flush()
+            self._describe(labels, splits)
+
+    def _describe(self, labels: Labels, splits: Mapping[str, Sequence[int]] | None) -> None:
         file, count = self.file, len(self.conditions)
         for group, sizes in self.sizes.items():
             file[f"{group}/offsets"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -155,6 +188,7 @@ class _Writer:
             file.attrs[f"{kind}_units"] = [label.unit for label in complete]
         if splits is not None:
             partition = Partition.named({k: np.asarray(v) for k, v in splits.items()}, count)
+            check_trainable(self.path, partition, count)
             for name in SPLITS:
                 file[f"split/{name}"] = getattr(partition, name)
         file.attrs["low"], file.attrs["high"] = self.domain.low, self.domain.high
@@ -165,11 +199,25 @@ def _finite(numbers: np.ndarray) -> bool:
     return bool(np.isfinite(numbers).all())
 
 
+def _real(row: int, field: str, given: ArrayLike) -> Float[np.ndarray, "..."]:
+    """A sample's numbers as float32, in memory of their own: the caller may reuse its arrays."""
+    numbers = np.asarray(given)
+    if np.iscomplexobj(numbers):
+        raise ValueError(
+            f"sample {row}: {field} must be real numbers, got {numbers.dtype}; give real and "
+            "imaginary parts as two channels"
+        )
+    return numbers.astype(np.float32)
+
+
 def _checked_points(
-    place: str, positions: ArrayLike, values: ArrayLike, mask: ArrayLike | None, domain: Domain
+    place: str,
+    points: Float[np.ndarray, "..."],
+    numbers: Float[np.ndarray, "..."],
+    mask: ArrayLike | None,
+    domain: Domain,
 ) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n v"]]:
-    """Positions and values as float32, without masked points, or an error that says why not."""
-    points, numbers = np.asarray(positions, np.float32), np.asarray(values, np.float32)
+    """Positions and values without masked points, or an error that says why not."""
     if points.ndim != 2 or numbers.ndim != 2 or len(points) != len(numbers):
         raise ValueError(
             f"{place} must be positions (n, axes) and values (n, channels), "

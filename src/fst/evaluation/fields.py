@@ -5,40 +5,29 @@ Enters: a model and a test split. Leaves: `Fields`, NumPy arrays of reference an
 file that is read without unpickling anything. The samples are chosen before the model is asked.
 """
 
-import io
-import zipfile
-import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from fst.data.errors import DataError, reading, writing
+from fst.data.point_samples import PointSamples
 from fst.data.samples import GridSamples
 from fst.data.splits import TestSplit
 from fst.data.views import subset_indices
-from fst.evaluation.protocol import (
-    EvaluationSettings,
-    batch_draws,
-    measuring,
-    row_batches,
-    views_of,
-)
+from fst.evaluation.arrays import Array, check_shapes, read_arrays
+from fst.evaluation.point_fields import PointFields, sample_point_fields
+from fst.evaluation.protocol import EvaluationSettings, chosen_outputs, measuring, views_of
 from fst.evaluation.rows import Origin
 from fst.field import Field
 from fst.metrics import relative_l2
 from fst.operators import Operator, Output
-from fst.pretrained import write_atomically
 
 # Pictures need no more points than this on either axis.
 PICTURE = (101, 256)
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -89,13 +78,15 @@ def choose_rows(test: TestSplit, count: int) -> list[int]:
 
 def sample_fields(
     model: Operator, test: TestSplit, settings: EvaluationSettings, origin: Origin
-) -> Fields | None:
-    """The chosen samples on the last test grid, predicted as they are scored.
+) -> Fields | PointFields | None:
+    """The chosen samples on the last test grid, or at their points, predicted as they are scored.
 
-    None where there is nothing to draw: points that form no grid, or no sample asked for.
+    None where there is nothing to draw: more than two axes, or no sample asked for.
     """
     samples = views_of(test, settings)[-1]
     wanted = choose_rows(test, settings.view.samples)
+    if isinstance(samples, PointSamples) and wanted:
+        return sample_point_fields(model, samples, settings, origin, wanted)
     if not isinstance(samples, GridSamples) or len(samples.grid) != 2 or not wanted:
         return None
     with measuring(model):
@@ -137,19 +128,12 @@ def _predictions(
     model: Operator, samples: GridSamples, settings: EvaluationSettings, wanted: list[int]
 ) -> Iterator[tuple[Tensor, ...]]:
     """Reference, prediction, errors, anchors and length scales, batch by batch of the test."""
-    chosen = torch.tensor(wanted, device=samples.device)
-    batches = row_batches(samples, settings)
-    for rows, draws in zip(batches, batch_draws(model, settings), strict=False):
-        rows = rows[torch.isin(rows, chosen)]
-        if len(rows) == 0:
-            continue
-        batch = samples.batch(rows)
-        output = model(batch.observations, draws)
+    for batch, output in chosen_outputs(model, samples, settings, wanted):
         prediction = output(batch.queries)
         errors = relative_l2(prediction, batch.targets)
-        shape = (len(rows), *samples.grid_shape)
+        shape = (len(errors), *samples.grid_shape)
         pictures = (field[..., 0].reshape(shape) for field in (batch.targets, prediction))
-        yield (*pictures, errors, *_anchors(output, len(rows)))
+        yield (*pictures, errors, *_anchors(output, len(errors)))
 
 
 def _anchors(output: Output, count: int) -> tuple[Float[Tensor, "n m 2"], Float[Tensor, "n m 2"]]:
@@ -157,16 +141,6 @@ def _anchors(output: Output, count: int) -> tuple[Float[Tensor, "n m 2"], Float[
     if isinstance(output, Field):
         return output.anchors.positions, output.anchors.length_scales
     return torch.zeros(count, 0, 2), torch.zeros(count, 0, 2)
-
-
-def save_fields(path: Path, saved: Any) -> None:
-    """Replace the file by the arrays of a dataclass, whole or not at all."""
-    buffer = io.BytesIO()
-    arrays = {each.name: getattr(saved, each.name) for each in fields(saved)}
-    np.savez_compressed(buffer, **arrays)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, buffer.getvalue())
 
 
 def load_fields(path: Path) -> Fields:
@@ -186,28 +160,3 @@ def load_fields(path: Path) -> Fields:
     }
     check_shapes(path, arrays, {name: (samples, *shape) for name, shape in expected.items()})
     return saved
-
-
-def read_arrays(path: Path, kind: type) -> dict[str, Array]:
-    """The arrays of a file that hold the fields of a dataclass."""
-    names = [each.name for each in fields(kind)]
-    with reading(path, "saved fields (.npz)"):
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                return {name: file[name] for name in names}
-        except (ValueError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{path}: is no file of saved fields: {error}") from None
-
-
-def stored_names(path: Path) -> set[str]:
-    """Which arrays a file holds."""
-    with reading(path, "saved fields (.npz)"), np.load(path, allow_pickle=False) as file:
-        return set(file.files)
-
-
-def check_shapes(
-    path: Path, arrays: dict[str, Array], expected: dict[str, tuple[int, ...]]
-) -> None:
-    for name, shape in expected.items():
-        if arrays[name].shape != shape:
-            raise DataError(f"{path}: {name} must have shape {shape}, got {arrays[name].shape}")

@@ -49,7 +49,9 @@ def solutions(fields: Fields, samples: Sequence[int] | None = None) -> Figure:
         colors, scale = value_scale(truth)
         draw_field(line[0], fields, truth, colors, scale)
         mesh = draw_field(line[1], fields, prediction, colors, scale)
-        figure.colorbar(mesh, ax=list(line[:2]), pad=0.02, aspect=14)
+        figure.colorbar(
+            mesh, ax=list(line[:2]), pad=0.02, aspect=14, extend=beyond(prediction, scale)
+        )
         mesh = draw_field(line[2], fields, error, ERROR, Normalize(0, max(error.max(), 1e-12)))
         figure.colorbar(mesh, ax=line[2], pad=0.04, aspect=14)
         line[0].set_title(f"{fields.title(sample)}: reference")
@@ -157,6 +159,12 @@ def value_scale(values: Float[np.ndarray, "i j"]) -> tuple[str, Normalize]:
         most = max(-low, high)
         return SIGNED, Normalize(-most, most)
     return UNSIGNED, Normalize(low, high if high > low else low + 1)
+
+
+def beyond(values: Float[np.ndarray, "..."], scale: Normalize) -> str:
+    """At which ends of a colour bar some values lie beyond its colours (`extend=`)."""
+    below, above = bool(np.min(values) < scale.vmin), bool(np.max(values) > scale.vmax)
+    return {(0, 0): "neither", (1, 0): "min", (0, 1): "max", (1, 1): "both"}[below, above]
 
 
 def new_figure(

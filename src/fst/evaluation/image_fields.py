@@ -18,17 +18,15 @@ from fst.base import PointDraws
 from fst.classifiers import Classifier
 from fst.data.errors import DataError
 from fst.data.splits import TestSplit
+from fst.evaluation.arrays import Array, check_shapes, read_arrays
 from fst.evaluation.classification import (
     ClassificationSettings,
     images_of,
     point_draws,
 )
-from fst.evaluation.fields import check_shapes, read_arrays
 from fst.evaluation.protocol import measuring
 from fst.evaluation.rows import Origin
 from fst.images import ImageClassifier
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fst.data.errors import writing
-from fst.evaluation.fields import Fields, save_fields
+from fst.evaluation.arrays import save_fields
+from fst.evaluation.fields import Fields
 from fst.evaluation.image_fields import ImageFields
+from fst.evaluation.point_fields import PointFields
 from fst.evaluation.protocol import EvaluationError
 from fst.evaluation.rows import Row, read_rows, write_rows
 
 ROWS, FIELDS = "rows.json", "fields.npz"
 
-Scores = tuple[Sequence[Row], Fields | ImageFields | None]
+Scores = tuple[Sequence[Row], Fields | PointFields | ImageFields | None]
 
 
 def score_once(

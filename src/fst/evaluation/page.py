@@ -1,23 +1,26 @@
 """A page of text, tables and figures: one self-contained HTML file, and the same in Markdown.
 
 The HTML carries its images inside itself and asks nothing of a network; the Markdown points to
-the image files beside it. All text is escaped.
+the image files beside it. All text is escaped. A folder with other files in it is refused; one that
+holds a page lists its pictures in a third file, so that a new page replaces the old one whole.
 """
 
 import base64
 import html
 import io
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 from matplotlib.figure import Figure
 
-from fst.data.errors import writing
+from fst.data.errors import DataError, writing
 from fst.evaluation.tables import Table
 from fst.pretrained import write_atomically
 
-HTML, MARKDOWN, IMAGES = "index.html", "report.md", "figures"
+HTML, MARKDOWN, IMAGES, WRITTEN = "index.html", "report.md", "figures", "report.json"
+WRITER = "fst report"
 DOTS_PER_INCH = 150
 
 
@@ -48,7 +51,10 @@ class Page:
 
 
 def write_page(page: Page, folder: Path) -> Path:
-    """Write the page into a folder, which is made if missing; returns the HTML file."""
+    """Write the page into a folder, which is made if missing; returns the HTML file.
+
+    The folder must be empty or hold a page, which is replaced.
+    """
     names = [picture.name for section in page.sections for picture in section.pictures]
     if len(set(names)) < len(names):
         raise ValueError(f"pictures must have different names, got {', '.join(sorted(names))}")
@@ -58,12 +64,35 @@ def write_page(page: Page, folder: Path) -> Path:
         for picture in section.pictures
     }
     with writing(folder):
-        (folder / IMAGES).mkdir(parents=True, exist_ok=True)
+        for name in pictures_written(folder) - images.keys():
+            (folder / IMAGES / f"{name}.png").unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        # First of all files: a page that was interrupted can be written again.
+        listed = {"written_by": WRITER, "pictures": sorted(images)}
+        write_atomically(folder / WRITTEN, json.dumps(listed).encode())
+        (folder / IMAGES).mkdir(exist_ok=True)
         for name, data in images.items():
             write_atomically(folder / IMAGES / f"{name}.png", data)
         write_atomically(folder / MARKDOWN, markdown_page(page).encode())
         write_atomically(folder / HTML, html_page(page, images).encode())
     return folder / HTML
+
+
+def pictures_written(folder: Path) -> set[str]:
+    """The names of the pictures of the page in a folder; raises if it holds something else."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return set()
+    try:
+        listed = json.loads((folder / WRITTEN).read_bytes())
+        if listed["written_by"] != WRITER:
+            raise ValueError
+        # Whatever the list says, nothing outside the folder of pictures is removed.
+        return {name for name in listed["pictures"] if Path(name).name == name}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DataError(
+            f"{folder} already holds files that no report wrote ({WRITTEN} of a report is not "
+            "among them), and nothing is overwritten; choose another folder"
+        ) from None
 
 
 def png(figure: Figure) -> bytes:

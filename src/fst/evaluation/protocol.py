@@ -10,7 +10,7 @@ on every grid, so it is refined once and the one output answers the queries of a
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fst.base import PointDraws, parameter_count
 from fst.data.atomic import package_version
-from fst.data.samples import GridSamples, Samples
+from fst.data.samples import Batch, GridSamples, Samples
 from fst.data.splits import TestSplit
 from fst.evaluation.rows import GroupError, Origin, Row, group_errors, mean, shortened
 from fst.field import Field
@@ -234,6 +234,22 @@ def views_of(test: TestSplit, settings: EvaluationSettings) -> list[Samples]:
 def row_batches(samples: Samples, settings: EvaluationSettings) -> Iterator[Int[Tensor, " b"]]:
     """The row numbers of each batch, in the order of the test split."""
     return iter(torch.arange(len(samples), device=samples.device).split(settings.batch_size))
+
+
+def chosen_outputs(
+    model: Operator, samples: Samples, settings: EvaluationSettings, wanted: Sequence[int]
+) -> Iterator[tuple[Batch, Output]]:
+    """The rows `wanted` of the test, each represented with the evaluation points it is scored with.
+
+    Batch by batch of the test, in its order.
+    """
+    chosen = torch.tensor(wanted, device=samples.device)
+    batches = row_batches(samples, settings)
+    for rows, draws in zip(batches, batch_draws(model, settings), strict=False):
+        rows = rows[torch.isin(rows, chosen)]
+        if len(rows):
+            batch = samples.batch(rows)
+            yield batch, model(batch.observations, draws)
 
 
 def grid_of(samples: Samples) -> tuple[int, ...] | None:

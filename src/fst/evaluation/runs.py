@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fst.data.errors import DataError, reading
-from fst.evaluation.fields import Fields, load_fields, stored_names
+from fst.evaluation.arrays import stored_names
+from fst.evaluation.fields import Fields, load_fields
 from fst.evaluation.image_fields import ImageFields, load_image_fields
 from fst.evaluation.once import FIELDS, ROWS
+from fst.evaluation.point_fields import PointFields, load_point_fields
 from fst.evaluation.rows import Origin, Row, TrainingCost, read_rows
 
 RESULTS = "results"
@@ -31,7 +33,7 @@ class Run:
 
     name: str
     rows: tuple[Row, ...]
-    fields: Fields | ImageFields | None
+    fields: Fields | PointFields | ImageFields | None
     curves: Curves
 
 
@@ -51,9 +53,15 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def read_fields(path: Path) -> Fields | ImageFields:
-    """The saved fields of an operator, or of a classifier: only its file holds pictures."""
-    return load_image_fields(path) if "pictures" in stored_names(path) else load_fields(path)
+def read_fields(path: Path) -> Fields | PointFields | ImageFields:
+    """The saved fields of an operator on a grid or at points, or of a classifier.
+
+    Only a classifier's file holds pictures, and only one of points holds queries.
+    """
+    names = stored_names(path)
+    if "pictures" in names:
+        return load_image_fields(path)
+    return load_point_fields(path) if "queries" in names else load_fields(path)
 
 
 def read_curves(path: Path) -> Curves:

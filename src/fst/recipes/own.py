@@ -5,6 +5,7 @@ from typing import Any
 
 from fst.config import FunctionSpaceConfig
 from fst.data import PointData
+from fst.data.errors import DataError
 from fst.data.point_files import PointFile
 from fst.evaluation.protocol import EvaluationSettings
 from fst.recipes.recipe import Recipe
@@ -33,10 +34,40 @@ def fst() -> Recipe:
     )
 
 
+def taken(file: PointFile) -> dict[str, Any]:
+    """The settings of a model that a file decides."""
+    return {
+        "low": file.domain.low,
+        "high": file.domain.high,
+        "value_channels": file.value_channels,
+        "output_channels": file.output_channels,
+        "condition_channels": file.condition_channels,
+    }
+
+
+def differences(recipe: Recipe, file: PointFile) -> dict[str, tuple[Any, Any]]:
+    """Where a model does not fit a file: by name, what the model has and what the file has."""
+    pairs = {name: (getattr(recipe.model, name), value) for name, value in taken(file).items()}
+    return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
+
+
 def fitted(recipe: Recipe, file: PointFile) -> Recipe:
-    """The recipe with its model fitted to a file: channels, domain and, if need be, axes."""
+    """The recipe with its model fitted to a file: channels, domain and, if need be, axes.
+
+    A model that was fitted before must fit as it is: what the file decides is not for options.
+    """
     model, axes = recipe.model, file.domain.axes
     assert isinstance(model, FunctionSpaceConfig)
+    default, decided = FunctionSpaceConfig(), taken(file)
+    if any(getattr(model, name) != getattr(default, name) for name in decided):
+        different = differences(recipe, file)
+        if different:
+            shown = (
+                f"model.{name} cannot be {given}: it comes from this file, which has {found}"
+                for name, (given, found) in different.items()
+            )
+            raise DataError(f"{file.path}: {'; '.join(shown)}")
+        return recipe
     layout: dict[str, Any] = {}
     if len(model.low) != axes:
         rows, per_row, from_anchors = LAYOUTS[axes]
@@ -46,13 +77,4 @@ def fitted(recipe: Recipe, file: PointFile) -> Recipe:
             "adaptive_axis": axes - 1,
             "points_from_anchors": from_anchors,
         }
-    model = replace(
-        model,
-        low=file.domain.low,
-        high=file.domain.high,
-        value_channels=file.value_channels,
-        output_channels=file.output_channels,
-        condition_channels=file.condition_channels,
-        **layout,
-    )
-    return replace(recipe, model=model)
+    return replace(recipe, model=replace(model, **decided, **layout))

@@ -74,18 +74,37 @@ def _tensorboard(folder: RunFolder, step: int) -> Any:
         return SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
 
 
-def _wandb(folder: RunFolder) -> Any:
+def check_wandb(settings: TrainingSettings) -> None:
+    """Raise where Weights & Biases is asked for but not to be had, before anything is written."""
+    if not settings.wandb:
+        return
+    wandb = _import_wandb()
+    try:
+        wandb.login(verify=False)  # asks in a terminal; needs no network
+    except wandb.Error as error:
+        raise TrainingError(f"wandb is on, but Weights & Biases says: {error}") from None
+
+
+def _import_wandb() -> Any:
     try:
         import wandb
     except ImportError:
         raise TrainingError(
             "wandb is on, but Weights & Biases is not installed; install fst[wandb]"
         ) from None
-    # The folder's name identifies the run, so that a resumed one goes on in the same place.
-    return wandb.init(
-        project="fst",
-        dir=str(folder.path),
-        config=folder.recipe,
-        id=folder.path.resolve().name,
-        resume="allow",
-    )
+    return wandb
+
+
+def _wandb(folder: RunFolder) -> Any:
+    wandb = _import_wandb()
+    try:
+        # The folder's name identifies the run, so that a resumed one goes on in the same place.
+        return wandb.init(
+            project="fst",
+            dir=str(folder.path),
+            config=folder.recipe,
+            id=folder.path.resolve().name,
+            resume="allow",
+        )
+    except wandb.Error as error:
+        raise TrainingError(f"wandb is on, but Weights & Biases says: {error}") from None

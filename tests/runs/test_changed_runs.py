@@ -1,0 +1,211 @@
+"""A run whose file or recipe has changed since it was begun is neither resumed nor scored."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import fst
+from fst.cli import USER_ERROR, main
+from fst.data import Partition, PointData, write_points
+from fst.data.point_files import PointSample
+from tiny import TRAINING
+
+SMALL = (
+    "--model.width 16 --model.heads 2 --model.fourier-bands 2 --model.predictor-width 8 "
+    "--model.predictor-heads 2 --model.predictor-blocks 1 --model.refinement-steps 1 "
+    "--model.anchors-per-row 4 --model.points-from-anchors 4 --model.points-from-sobol 4"
+).split()
+CPU = ["--device", "cpu"]
+NEW = ("value_mean", "value_deviation", "condition_mean", "condition_deviation")
+EXACT = ("validation_samples", "training_digest", "validation_digest")
+
+
+def samples(count: int, axes: int = 1) -> list[PointSample]:
+    """The first of them are the same however many are asked for."""
+    generator = np.random.default_rng(0)
+
+    def sample() -> PointSample:
+        positions, queries = generator.random((6, axes)), generator.random((5, axes))
+        scale = generator.uniform(1, 2, 1)
+        values, targets = scale * np.sin(positions[:, :1]), scale * np.cos(queries[:, :1])
+        return PointSample(positions, values, queries, targets, scale)
+
+    return [sample() for _ in range(count)]
+
+
+def write(path: Path, given: list[PointSample], axes: int = 1) -> None:
+    path.unlink(missing_ok=True)
+    write_points(path, given, fst.Domain.unit(axes))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    write(folder / "mine.h5", samples(40))
+    words = ["--out", folder / "run", "--data", folder / "mine.h5", *CPU, *SMALL, *TRAINING]
+    assert main(["train", "own/fst", *map(str, words)]) == 0
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> Path:
+    """The finished run, with a file of its own that may be changed."""
+    shutil.copytree(trained / "run", tmp_path / "run")
+    shutil.copy(trained / "mine.h5", tmp_path / "mine.h5")
+    note(tmp_path / "run", data=str(tmp_path / "mine.h5"))
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def stopped(run) -> Path:
+    """The run as if it had been killed after its first checkpoint."""
+    (run / "summary.json").unlink()
+    shutil.rmtree(run / "checkpoints" / "step-00000006")
+    return run
+
+
+def note(run: Path, *forget: str, **changes: str) -> None:
+    """Change what a run has recorded of its data."""
+    recorded = json.loads((run / "run.json").read_text()) | changes
+    kept = {name: value for name, value in recorded.items() if name not in forget}
+    (run / "run.json").write_text(json.dumps(kept))
+
+
+def refused(capsys, *words) -> str:
+    """The one line that a command ends with."""
+    capsys.readouterr()
+    assert main([*map(str, words), *CPU]) == USER_ERROR
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+@pytest.mark.parametrize("forget", [(), (*NEW, *EXACT)], ids=["new", "older"])
+def test_samples_of_the_training_are_never_scored(run, capsys, forget):
+    """More samples draw other splits: some of the new test samples were trained on."""
+    note(run, *forget)
+    file = run.parent / "mine.h5"
+    write(file, samples(60))
+    line = refused(capsys, "evaluate", run)
+    assert str(file) in line
+    assert "training_samples was 32, is 48" in line
+    assert not (run / "results").exists()
+    write(file, samples(40))
+    assert main(["evaluate", str(run), *CPU]) == 0
+
+
+def test_another_order_of_the_same_samples_is_noticed(run, capsys):
+    write(run.parent / "mine.h5", samples(40)[::-1])
+    assert "are not those that" in refused(capsys, "evaluate", run)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [("values", "value_mean"), ("targets", "output_mean"), ("condition", "condition_mean")],
+)
+def test_changed_inputs_are_not_trained_on(stopped, capsys, change, name):
+    changed = [replace(each, **{change: getattr(each, change) + 0.5}) for each in samples(40)]
+    write(stopped.parent / "mine.h5", changed)
+    assert f"{name} was [" in refused(capsys, "train", "--resume", stopped)
+
+
+def test_values_at_other_points_are_noticed(stopped, capsys):
+    """Their moments are the same, and so are all targets."""
+    swapped = [replace(each, values=each.values[::-1]) for each in samples(40)]
+    write(stopped.parent / "mine.h5", swapped)
+    assert "training_digest was " in refused(capsys, "train", "--resume", stopped)
+
+
+def test_other_validation_samples_are_noticed(stopped, capsys):
+    """Errors found on them do not compare with those found before."""
+    counts = {"training": 32, "validation": 4, "test": 4}
+    rows = Partition.drawn(40, **counts, seed=PointData().split_seed).validation
+    given = samples(40)
+    for row in rows:
+        given[row] = replace(given[row], targets=2 * given[row].targets)
+    write(stopped.parent / "mine.h5", given)
+    assert "validation_digest was " in refused(capsys, "train", "--resume", stopped)
+
+
+def test_a_changed_recipe_is_not_resumed(stopped, capsys):
+    path = stopped / "recipe.json"
+    kept = path.read_text()
+    recipe = json.loads(kept)
+    recipe["training"] |= {"learning_rate": 0.5, "compile": False, "keep": 7}
+    path.write_text(json.dumps(recipe))
+    line = refused(capsys, "train", "--resume", stopped)
+    assert "training.learning_rate was 0.001, is 0.5" in line
+    # What does not change the course of a training may be changed, as an error's advice says.
+    recipe["training"]["learning_rate"] = json.loads(kept)["training"]["learning_rate"]
+    path.write_text(json.dumps(recipe))
+    assert main(["train", "--resume", str(stopped), *CPU]) == 0
+
+
+def test_stored_rows_are_not_shown_for_other_data(run, capsys):
+    write(run.parent / "other.h5", samples(60))
+    data = shutil.copy(run.parent / "mine.h5", run.parent / "there.h5")
+    for _ in range(2):  # where they lie now is noted
+        assert main(["evaluate", str(run), "--data", str(data), *CPU]) == 0
+    before = (run / "results" / "rows.json").read_bytes()
+    line = refused(capsys, "evaluate", run, "--data", run.parent / "other.h5")
+    assert "other.h5 was not read" in line
+    assert "--again" in line
+    line = refused(capsys, "evaluate", run, "--data", run.parent / "other.h5", "--again")
+    assert "training_samples was 32, is 48" in line
+    assert (run / "results" / "rows.json").read_bytes() == before
+    assert main(["evaluate", str(run), *CPU]) == 0
+
+
+@pytest.mark.parametrize("words", [["evaluate"], ["train", "--resume"]], ids=["evaluate", "resume"])
+def test_a_file_of_another_kind_is_named(run, capsys, words):
+    if words != ["evaluate"]:
+        (run / "summary.json").unlink()
+    (run / "run.json").unlink()  # even where nothing was recorded of the data
+    flat = run.parent / "flat.h5"
+    write(flat, samples(40, axes=2), axes=2)
+    line = refused(capsys, *words, run, "--data", flat)
+    assert str(flat) in line
+    assert "low was (0.0,), is (0.0, 0.0)" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model.high", "5"], "model.high cannot be (5.0,)"),
+        (["--model.output-channels", "3"], "model.output_channels cannot be 3"),
+        (["--model.condition-channels", "0"], "model.condition_channels cannot be 0"),
+        (["--evaluation.grids", "3", "3"], "evaluation.grids must be empty for own/fst"),
+    ],
+)
+def test_what_the_file_decides_is_no_option(trained, tmp_path, capsys, words, message):
+    data = ["--out", tmp_path / "run", "--data", trained / "mine.h5"]
+    line = refused(capsys, "train", "own/fst", *data, *SMALL, *TRAINING, *words)
+    assert message in line
+    if "model" in message:
+        assert "mine.h5" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_demo_goes_on_with_no_other_recipe(run, capsys):
+    before = sorted(run.iterdir())
+    assert "holds a run of own/fst, not of demo/burgers" in refused(capsys, "demo", "--out", run)
+    (run / "summary.json").unlink()
+    assert "holds a run of own/fst" in refused(capsys, "demo", "--out", run)
+    assert sorted(run.iterdir()) == [path for path in before if path.name != "summary.json"]
+
+
+def test_a_run_that_cannot_be_sent_leaves_no_folder(trained, tmp_path, capsys, monkeypatch):
+    def login(**_):
+        raise LookupError("No API key configured")
+
+    fake = SimpleNamespace(Error=LookupError, login=login)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    data = ["--out", tmp_path / "run", "--data", trained / "mine.h5"]
+    line = refused(capsys, "train", "own/fst", *data, *SMALL, *TRAINING, "--training.wandb")
+    assert "Weights & Biases says: No API key configured" in line
+    assert not (tmp_path / "run").exists()
