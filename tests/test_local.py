@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import fst
 from fst import local
-from fst.rbf import blend, rbf_weights, squared_lengths
+from fst.rbf import blend, rbf_weights
 from small import small_model, some_observations, some_queries
 
 
@@ -23,16 +23,17 @@ def scattered(points, anchors, axes, scale, dtype=torch.float64):
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     st.integers(1, 300), st.integers(1, 120), st.integers(1, 3),
-    st.sampled_from([0.015, 0.05, 0.30]), st.integers(1, 40),
+    st.sampled_from([0.015, 0.05, 0.30]), st.integers(1, 40), st.booleans(),
 )  # fmt: skip
-def test_both_are_the_dense_formula(points, anchors, axes, scale, neighbors):
+def test_both_are_the_dense_formula(points, anchors, axes, scale, neighbors, learning):
     inputs = scattered(points, anchors, axes, scale)
-    dense = blend(rbf_weights(*inputs[:3]), inputs[3])
-    torch.testing.assert_close(local.weighty_blend(*inputs), dense, rtol=1e-12, atol=1e-13)
-    if neighbors < anchors:
-        dense = blend(rbf_weights(*inputs[:3], neighbors), inputs[3])
-        found = local.nearest_blend(*inputs, neighbors)
-        torch.testing.assert_close(found, dense, rtol=1e-12, atol=1e-13)
+    with torch.set_grad_enabled(learning):
+        dense = blend(rbf_weights(*inputs[:3]), inputs[3])
+        torch.testing.assert_close(local.weighty_blend(*inputs), dense, rtol=1e-12, atol=1e-13)
+        if neighbors < anchors:
+            dense = blend(rbf_weights(*inputs[:3], neighbors), inputs[3])
+            found = local.nearest_blend(*inputs, neighbors)
+            torch.testing.assert_close(found, dense, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -94,7 +95,7 @@ def test_few_candidates_on_ordered_rows():
     grid = torch.cartesian_prod(torch.linspace(0, 1, 100), torch.linspace(0, 1, 100))
     tiles, order = local._in_tiles(grid)
     assert order.unique().tolist() == list(range(10_001))  # the last is where copies go
-    least, most = map(squared_lengths, local._gaps(tiles, rows))
+    least, most = map(sum, local._squared_gaps(tiles, rows))
     candidates = (least <= most.kthvalue(16, dim=1, keepdim=True).values).sum(dim=1)
     assert candidates.double().mean() < 0.1 * 1024
 
@@ -109,7 +110,13 @@ def test_the_public_blend_takes_the_local_way():
     )
 
 
-def test_half_precision_decides_as_the_dense_formula_does():
+@pytest.mark.parametrize("learning", [True, False])
+def test_half_precision_decides_as_the_dense_formula_does(learning):
+    with torch.set_grad_enabled(learning):
+        _compare_in_half_precision()
+
+
+def _compare_in_half_precision():
     points, anchors, scales, features = (x.bfloat16() for x in scattered(200, 100, 2, 0.05))
     inputs = points, anchors, scales
     dense = blend(rbf_weights(*inputs, 7), features)

@@ -28,8 +28,8 @@ from fst.rbf import (
     blend,
     rbf_logits,
     square_logits,
-    squared_lengths,
 )
+from fst.types import product_dtype
 
 # Points in a tile: more share one list of candidates, fewer have shorter lists.
 TILE = 64
@@ -86,18 +86,18 @@ def _nearest(
     neighbors: int,
 ) -> Float[Tensor, "q d"]:
     tiles, rows = _in_tiles(points)
-    least, most = map(squared_lengths, _gaps(tiles, anchors))  # t m
+    least, most = map(_sum, _squared_gaps(tiles, anchors))  # t m
     nearest = most.topk(neighbors, dim=1, largest=False, sorted=False).values
     # Wider than the ties below, so that no candidate is missed.
     keep = ~(least > nearest.amax(dim=1, keepdim=True) * (1 + 2 * TIE))
 
     def weights(near: Tensor, places: Tensor, scales: Tensor) -> Tensor:
-        squares = [gap.square() for gap in axis_gaps(near, places)]
+        squares = [gap.square_() for gap in axis_gaps(near, places)]
         with torch.no_grad():
             distances = functools.reduce(torch.add, squares)
             others = distances > _smallest(distances, neighbors) * (1 + TIE)
         # Several times as fast on a CPU as to fill them with -inf.
-        return square_logits(squares, scales).add(others, alpha=NEVER).softmax(dim=-1)
+        return square_logits(squares, scales).add_(others, alpha=NEVER).softmax(dim=-1)
 
     return _by_groups(tiles, rows, anchors, length_scales, features, keep, weights, len(points))
 
@@ -110,9 +110,10 @@ def _weighty(
 ) -> Float[Tensor, "q d"]:
     tiles, rows = _in_tiles(points)
     # Twice the negative logits: at least `least`, and for some anchor at most the smallest `most`.
+    inverse = length_scales.detach().square().reciprocal()
     least, most = (
-        squared_lengths([gap / length_scales[:, axis] for axis, gap in enumerate(gaps)])
-        for gaps in _gaps(tiles, anchors)
+        _sum([square.mul_(inverse[:, axis]) for axis, square in enumerate(squares)])
+        for squares in _squared_gaps(tiles, anchors)
     )  # t m
     tolerance = torch.finfo(features.dtype).eps / 2
     slack = 2 * math.log(len(anchors) / tolerance)
@@ -161,18 +162,23 @@ def _in_tiles(points: Float[Tensor, "q s"]) -> tuple[Float[Tensor, "t p s"], Int
     return points[rows.clamp(max=count - 1)], rows
 
 
+def _sum(parts: list[Float[Tensor, "t m"]]) -> Float[Tensor, "t m"]:
+    """Of tensors that nobody else needs: fresh memory takes a CPU longer than the additions."""
+    return functools.reduce(torch.Tensor.add_, parts)
+
+
 @torch.no_grad()
-def _gaps(
+def _squared_gaps(
     tiles: Float[Tensor, "t p s"], anchors: Float[Tensor, "m s"]
 ) -> tuple[list[Float[Tensor, "t m"]], list[Float[Tensor, "t m"]]]:
-    """Least and greatest distance along each axis between an anchor and the box of a tile."""
+    """Least and greatest distance² along each axis between an anchor and the box of a tile."""
     least, most = [], []
     for axis in range(anchors.shape[1]):
         places, along = anchors[:, axis], tiles[..., axis]  # m, t p
         below = along.amin(dim=1, keepdim=True) - places
         above = places - along.amax(dim=1, keepdim=True)
-        least.append(torch.maximum(below, above).clamp_(min=0))
-        most.append(torch.maximum(below.abs_(), above.abs_()))
+        least.append(torch.maximum(below, above).clamp_(min=0).square_())
+        most.append(torch.maximum(below.square_(), above.square_()))
     return least, most
 
 
@@ -192,8 +198,10 @@ def _by_groups(
     tiles, rows = tiles[by_count], rows[by_count].flatten()
     anchors = F.pad(anchors, (0, 0, 0, 1), value=FAR)
     length_scales = F.pad(length_scales, (0, 0, 0, 1), value=1.0)
-    features = F.pad(features, (0, 0, 0, 1))
-    blends = []
+    features = F.pad(features, (0, 0, 0, 1)).to(product_dtype(features))
+    # Written in place: it takes a CPU as long to put parts together as to make them.
+    whole = None if torch.is_grad_enabled() else features.new_empty(*rows.shape, features.shape[1])
+    blends: list[Tensor] = []
     start, lengths = 0, counts.tolist()
     while start < len(lengths):
         stop = _group_end(lengths, start, features.shape[1], features.device.type)
@@ -204,11 +212,15 @@ def _by_groups(
             for each in (anchors, length_scales, features)
         )
         near = weights(tiles[start:stop], places, scales)
-        blends.append(blend(near, values).flatten(0, 1))  # gp d
+        if whole is None:
+            blends.append(blend(near, values).flatten(0, 1))  # gp d
+        else:
+            part = whole[start * TILE : stop * TILE].unflatten(0, (-1, TILE))
+            torch.bmm(near.to(values.dtype), values, out=part)
         start = stop
     # Rows are taken from where they are: putting each where it belongs takes a CPU twice as long.
     order = torch.empty_like(rows).scatter_(0, rows, torch.arange(len(rows), device=rows.device))
-    return torch.cat(blends).index_select(0, order[:points])
+    return (torch.cat(blends) if whole is None else whole).index_select(0, order[:points])
 
 
 def _lists(keep: Bool[Tensor, "t m"], counts: Int[Tensor, " t"]) -> Int[Tensor, "t c"]:

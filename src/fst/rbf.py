@@ -55,7 +55,7 @@ def square_logits(
     total = None
     for axis, square in enumerate(squares):
         factor = factors[:, None, :, axis]
-        total = square * factor if total is None else torch.addcmul(total, square, factor)
+        total = square * factor if total is None else total.addcmul_(square, factor)
     assert total is not None
     return total
 
