@@ -22,13 +22,7 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fst.rbf import (
-    TIE,
-    axis_gaps,
-    blend,
-    rbf_logits,
-    square_logits,
-)
+from fst.rbf import TIE, axis_gaps, blend, rbf_logits, square_logits
 from fst.types import product_dtype
 
 # Points in a tile: more share one list of candidates, fewer have shorter lists.
