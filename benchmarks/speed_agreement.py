@@ -99,16 +99,16 @@ class Agreement(Section):
 
     def conclude(self, rows: list[Row], earlier: dict[str, list[Row]]) -> Conclusion:
         curves = {name: _curves(rows, name) for name in PATHS}
-        same = [
-            (curves["fast"][n], curves["plain"][n]) for n in curves["fast"].keys() & curves["plain"]
-        ]
-        compared = (
-            [{"entry": "fast against plain, same start", **differences(same)}] if same else []
-        )
+        fast, plain = curves["fast"], curves["plain"]
+        pairs = {
+            "fast against plain, same start": [(fast[n], plain[n]) for n in fast if n in plain]
+        }
         for name, found in curves.items():
-            pairs = [(found[start], found[1]) for start in found if start > 1 and 1 in found]
-            if pairs:
-                compared.append({"entry": f"{name}, moved against not", **differences(pairs)})
+            moved = [(found[n], found[1]) for n in found if n > 1 and 1 in found]
+            pairs[f"{name}, moved against not"] = moved
+        compared = [
+            {"entry": entry, **differences(those)} for entry, those in pairs.items() if those
+        ]
         return Conclusion(compared, verdict(curves))
 
 

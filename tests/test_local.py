@@ -73,6 +73,7 @@ def test_what_has_no_number_is_seen(which):
     nearest = local.nearest_blend(*inputs, 5).isnan()
     assert nearest.any()
     assert nearest.all() == (which == 1)  # without a place, it may be near to all
+    assert blend(rbf_weights(*inputs[:3], 5), inputs[3]).isnan().any()
 
 
 @pytest.mark.parametrize("threads", [0, 1_000])
@@ -112,18 +113,14 @@ def test_the_public_blend_takes_the_local_way():
 
 @pytest.mark.parametrize("learning", [True, False])
 def test_half_precision_decides_as_the_dense_formula_does(learning):
-    with torch.set_grad_enabled(learning):
-        _compare_in_half_precision()
-
-
-def _compare_in_half_precision():
     points, anchors, scales, features = (x.bfloat16() for x in scattered(200, 100, 2, 0.05))
     inputs = points, anchors, scales
+    with torch.set_grad_enabled(learning):
+        found = local.nearest_blend(*inputs, features, 7)
+        full = local.weighty_blend(*inputs, features)
     dense = blend(rbf_weights(*inputs, 7), features)
-    found = local.nearest_blend(*inputs, features, 7)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found, dense, rtol=2e-2, atol=2e-2)
-    full = local.weighty_blend(*inputs, features)
     torch.testing.assert_close(full, blend(rbf_weights(*inputs), features), rtol=2e-2, atol=2e-2)
 
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fst.rbf import TIE, axis_gaps, blend, rbf_logits, square_logits
+from fst.rbf import TIE, axis_gaps, blend, rbf_logits
 from fst.types import product_dtype
 
 # Points in a tile: more share one list of candidates, fewer have shorter lists.
@@ -91,7 +91,7 @@ def _nearest(
             distances = functools.reduce(torch.add, squares)
             others = distances > _smallest(distances, neighbors) * (1 + TIE)
         # Several times as fast on a CPU as to fill them with -inf.
-        return square_logits(squares, scales).add_(others, alpha=NEVER).softmax(dim=-1)
+        return _logits(squares, scales).add_(others, alpha=NEVER).softmax(dim=-1)
 
     return _by_groups(tiles, rows, anchors, length_scales, features, keep, weights, len(points))
 
@@ -117,6 +117,17 @@ def _weighty(
         return rbf_logits(near, places, scales).softmax(dim=-1)
 
     return _by_groups(tiles, rows, anchors, length_scales, features, keep, weights, len(points))
+
+
+def _logits(
+    squares: list[Float[Tensor, "g p c"]], length_scales: Float[Tensor, "g c s"]
+) -> Float[Tensor, "g p c"]:
+    """-½ Σ_s gap_s² / ℓ_s²."""
+    factors = -0.5 * length_scales.square().reciprocal()[:, None]  # g 1 c s
+    total = squares[0] * factors[..., 0]
+    for axis, square in enumerate(squares[1:], start=1):
+        total.addcmul_(square, factors[..., axis])
+    return total
 
 
 def _smallest(values: Float[Tensor, "*r m"], number: int) -> Float[Tensor, "*r 1"]:

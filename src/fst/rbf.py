@@ -9,7 +9,7 @@ the difference between one anchor and the next.
 from collections.abc import Iterable, Iterator
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from fst.types import product_dtype
@@ -38,28 +38,6 @@ def squared_lengths(gaps: Iterable[Float[Tensor, "b q m"]]) -> Float[Tensor, "b 
     return total
 
 
-def gap_logits(
-    gaps: Iterable[Float[Tensor, "b q m"]], length_scales: Float[Tensor, "b m s"]
-) -> Float[Tensor, "b q m"]:
-    """-½ Σ_s (gap_s / ℓ_s)²."""
-    wide = torch.promote_types(torch.float32, length_scales.dtype)
-    inverse = length_scales.to(wide).reciprocal()
-    return -0.5 * squared_lengths(gap * inverse[:, None, :, axis] for axis, gap in enumerate(gaps))
-
-
-def square_logits(
-    squares: Iterable[Float[Tensor, "b q m"]], length_scales: Float[Tensor, "b m s"]
-) -> Float[Tensor, "b q m"]:
-    """The same from gap_s², for those who have it already."""
-    factors = -0.5 * length_scales.square().reciprocal()
-    total = None
-    for axis, square in enumerate(squares):
-        factor = factors[:, None, :, axis]
-        total = square * factor if total is None else total.addcmul_(square, factor)
-    assert total is not None
-    return total
-
-
 def rbf_logits(
     points: Float[Tensor, "#b q s"],
     anchors: Float[Tensor, "b m s"],
@@ -67,14 +45,10 @@ def rbf_logits(
 ) -> Float[Tensor, "b q m"]:
     """-½ Σ_s ((x_s - a_s) / ℓ_s)²."""
     with torch.autocast(points.device.type, enabled=False):
-        return gap_logits(axis_gaps(points, anchors), length_scales)
-
-
-def among_nearest(distances: Float[Tensor, "b q m"], neighbors: int) -> Bool[Tensor, "b q m"]:
-    """Where an anchor is one of the nearest, or as near as the last of them."""
-    # Not `kthvalue`, which takes several times as long on short rows.
-    nearest = distances.topk(neighbors, dim=-1, largest=False, sorted=False).values
-    return distances <= nearest.amax(dim=-1, keepdim=True) * (1 + TIE)
+        wide = torch.promote_types(torch.float32, length_scales.dtype)
+        inverse = length_scales.to(wide).reciprocal()
+        gaps = enumerate(axis_gaps(points, anchors))
+        return -0.5 * squared_lengths(gap * inverse[:, None, :, axis] for axis, gap in gaps)
 
 
 def rbf_weights(
@@ -91,8 +65,11 @@ def rbf_weights(
     logits = rbf_logits(points, anchors, length_scales)
     if neighbors is not None and neighbors < anchors.shape[1]:
         with torch.no_grad():
-            keep = among_nearest(squared_lengths(axis_gaps(points, anchors)), neighbors)
-        logits = logits.masked_fill(~keep, -torch.inf)
+            distances = squared_lengths(axis_gaps(points, anchors))
+            nearest = distances.topk(neighbors, dim=-1, largest=False, sorted=False).values
+            # What has no number is not beyond: a model that has diverged is seen to have.
+            beyond = distances > nearest.amax(dim=-1, keepdim=True) * (1 + TIE)
+        logits = logits.masked_fill(beyond, -torch.inf)
     return logits.softmax(dim=-1)
 
 
