@@ -3,6 +3,7 @@
     python benchmarks/speed.py --device cuda --out speed.json
     python benchmarks/speed.py --device cuda --sections training roofline --limit 540 --out a.json
     python benchmarks/speed.py --device cuda --run runs/fast/best --out b.json
+    python benchmarks/speed.py --device cuda --run runs/fast/best --out b.json --resume
     python benchmarks/speed.py --device cpu --quick
 
 On a GPU the sizes are the paper's (single-viscosity Burgers) and training runs in BF16; on a CPU
@@ -10,7 +11,7 @@ everything but the widths is reduced and runs in FP32. Values are waves made up 
 about accuracy learns Burgers solutions. On a GPU, whatever trains or compiles runs in a process of
 its own, and compiled training without compiler caches, so that the wait for the first step and the
 peak of the memory are those of a fresh start. Rows are written as they come: a killed run keeps
-what it has.
+what it has, and `--resume` measures what is missing.
 
 `fast` is what users get, `plain` the same with PyTorch's operations only (`fst.kernels.reference`).
 On a CPU training is the same code in both.
@@ -72,7 +73,7 @@ console = Console(width=160, soft_wrap=True, highlight=False)
 class Results:
     """Rows by section, in a file that is always complete."""
 
-    def __init__(self, setting: Setting, file: Path | None) -> None:
+    def __init__(self, setting: Setting, file: Path | None, resume: bool = False) -> None:
         self.file = file
         self.rows: dict[str, list[Row]] = {}
         self.conclusions: dict[str, Row] = {}
@@ -80,7 +81,27 @@ class Results:
         # Files by their names alone, as the program: where they lie is nobody's business.
         environment["command"] = [Path(each).name for each in environment["command"]]
         self.heading: Row = {"environment": environment, "setting": _plain(setting)}
+        if resume:
+            self._go_on_from(file)
         self.finished = False
+
+    def _go_on_from(self, file: Path) -> None:
+        """Keep the measurements of an earlier run, and where it ran."""
+        try:
+            earlier = json.loads(file.read_text())
+            if "setting" not in earlier:
+                raise ValueError("it has no 'setting'")
+        except ValueError as error:
+            raise SystemExit(f"--resume: {file} was not written by this command: {error}") from None
+        for name, value in self.heading["setting"].items():
+            before = earlier["setting"].get(name)
+            if name != "starts" and before != value:
+                which = "" if isinstance(value, dict) else f": {before}, not {value}"
+                raise SystemExit(f"--resume: {file} was measured with other {name}{which}")
+        self.heading["earlier"] = [*earlier.get("earlier", []), earlier["environment"]]
+        for name, rows in earlier["sections"].items():
+            self.rows[name] = [row for row in rows if not row["error"]]
+        self.conclusions = earlier["conclusions"]
 
     def good(self) -> dict[str, list[Row]]:
         """The rows that hold a measurement."""
@@ -103,7 +124,8 @@ def _plain(setting: Setting) -> Row:
     values = asdict(replace(setting, run=None))
     values["sizes"] = to_json(setting.sizes)
     name = None if setting.run is None else setting.run.name
-    return {**values, "device": str(setting.device), "run": name}
+    # As it will be read again: JSON knows no tuples.
+    return json.loads(json.dumps({**values, "device": str(setting.device), "run": name}))
 
 
 def measured(section: Section, entry: str, setting: Setting) -> Row:
@@ -170,10 +192,12 @@ def run(
 
     for name in names:
         section, rows = SECTIONS[name], results.rows.setdefault(name, [])
+        known = {row["entry"] for row in rows}
         entries = [
             entry
             for entry in section.entries(setting)
-            if not options.only or any(text in entry for text in options.only)
+            if entry not in known
+            and (not options.only or any(text in entry for text in options.only))
         ]
         beside = isolate and section.timeless
         with ThreadPoolExecutor() if beside else nullcontext() as pool:
@@ -241,11 +265,15 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="entries with one of these")
     parser.add_argument("--quick", action="store_true", help="tiny: proves that everything runs")
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the rows in --out and measure only what is new"
+    )
     parser.add_argument("--limit", type=float, help="seconds after which nothing new begins")
     parser.add_argument(
         "--run", type=Path, help="folder of a trained FST, whose weights ours then has"
     )
     parser.add_argument("--steps", type=int, help="of a training whose accuracy is looked at")
+    parser.add_argument("--starts", type=int, help="of each path, where loss curves are compared")
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
@@ -260,6 +288,13 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
     options = parser.parse_args(given)
     if options.steps is not None and options.steps < 2:
         parser.error(f"--steps must be at least 2, got {options.steps}")
+    if options.starts is not None and options.starts < 1:
+        parser.error(f"--starts must be at least 1, got {options.starts}")
+    exists = options.out is not None and options.out.exists()
+    if options.resume and not exists:
+        parser.error(f"--resume needs --out with a file that exists, got {options.out}")
+    if exists and not options.resume and options.entry is None:
+        parser.error(f"{options.out} exists: choose another --out, or --resume to add to it")
     if options.device == "cuda" and available != "cuda":
         parser.error("--device cuda needs a GPU that PyTorch can use; there is none here")
     if options.limit is not None and options.limit <= 0:
@@ -275,6 +310,7 @@ def setting_from(options: argparse.Namespace) -> Setting:
         sizes=sizes,
         compiled=cuda if options.compile is None else options.compile,
         steps=options.steps or sizes.agreement_steps,
+        starts=options.starts or sizes.agreement_starts,
         run=options.run,
     )
 
@@ -287,7 +323,7 @@ def main(given: list[str] | None = None) -> Results | None:
         name, entry, file = options.entry
         Path(file).write_text(json.dumps(measured(SECTIONS[name], entry, setting)))
         return None
-    results = Results(setting, options.out)
+    results = Results(setting, options.out, options.resume)
     console.print(f"{setting.sizes.name} sizes on {results.heading['environment']['hardware']}")
     isolate = setting.cuda if options.isolate is None else options.isolate
     names = [name for name in SECTIONS if name in options.sections]

@@ -2,7 +2,7 @@
 
 Two trainings that differ by one rounding drift apart, as all trainings do. So every curve of the
 fast path has one of the plain path from the same weights, and both have others whose first weights
-are moved by at most a rounding of bfloat16: how far these are from the first is the noise. What
+are moved by at most a rounding of bfloat16: how far those of one path are apart is the noise. What
 rounding does before it is magnified shows in single gradients, compared with float64 on the way.
 """
 
@@ -10,6 +10,7 @@ import copy
 import math
 import statistics
 from dataclasses import replace
+from itertools import combinations
 
 import torch
 from speed_setting import (
@@ -73,7 +74,7 @@ class Agreement(Section):
     columns = ("entry", "steps", "first_loss", "last_loss")
 
     def entries(self, setting: Setting) -> list[str]:
-        starts = range(1, setting.sizes.agreement_starts + 1)
+        starts = range(1, setting.starts + 1)
         return [f"{each}, start {number}" for number in starts for each in PATHS]
 
     def alone(self, entry: str) -> bool:
@@ -104,8 +105,7 @@ class Agreement(Section):
             "fast against plain, same start": [(fast[n], plain[n]) for n in fast if n in plain]
         }
         for name, found in curves.items():
-            moved = [(found[n], found[1]) for n in found if n > 1 and 1 in found]
-            pairs[f"{name}, moved against not"] = moved
+            pairs[f"{name}, two starts"] = list(combinations(found.values(), 2))
         compared = [
             {"entry": entry, **differences(those)} for entry, those in pairs.items() if those
         ]

@@ -45,6 +45,8 @@ class Setting:
     """Whether compiled entries are measured too."""
     steps: int
     """Of a training whose accuracy is looked at."""
+    starts: int
+    """How many times each path trains where loss curves are compared."""
     run: Path | None = None
     """A folder with a trained FST, whose weights ours then has."""
 

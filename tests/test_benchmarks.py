@@ -54,7 +54,7 @@ def test_on_a_cpu_both_paths_train_alike(everything: dict) -> None:
     assert losses["plain, start 1"] != losses["plain, start 2"]
     compared = {row["entry"]: row for row in everything["conclusions"]["agreement"]["rows"]}
     assert compared["fast against plain, same start"]["largest"] == 0
-    fast, plain = (compared.pop(f"{name}, moved against not") for name in ("fast", "plain"))
+    fast, plain = (compared.pop(f"{name}, two starts") for name in ("fast", "plain"))
     assert fast | {"entry": ""} == plain | {"entry": ""}
     assert 0 < plain["largest"] < 0.1
     (line,) = everything["conclusions"]["agreement"]["lines"]
@@ -171,6 +171,39 @@ def test_one_path_alone_is_compared_with_nothing(tmp_path: Path) -> None:
     found = run(tmp_path, "--sections", "agreement", "--only", "plain, start 2")
     assert found["finished"]
     assert found["conclusions"]["agreement"] == {"rows": [], "lines": []}
+
+
+def test_what_is_missing_is_measured_and_what_is_known_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--sections", "agreement", "--starts", "2", "--only", "start 1")
+    first = run(tmp_path, *arguments)
+    with pytest.raises(SystemExit):
+        run(tmp_path, *arguments)
+    assert "rows.json exists" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="measured with other steps: 4, not 3"):
+        run(tmp_path, "--sections", "agreement", "--steps", "3", "--resume")
+    second = run(tmp_path, "--sections", "agreement", "--starts", "2", "--resume")
+    rows = second["sections"]["agreement"]
+    assert [row["entry"] for row in rows] == [
+        f"{name}, start {start}" for start in (1, 2) for name in ("plain", "fast")
+    ]
+    assert rows[:2] == first["sections"]["agreement"]
+    assert second["earlier"] == [first["environment"]]
+    pairs = {row["entry"]: row["pairs"] for row in second["conclusions"]["agreement"]["rows"]}
+    assert pairs == {
+        "fast against plain, same start": 2,
+        "plain, two starts": 1,
+        "fast, two starts": 1,
+    }
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]"])
+def test_only_files_of_this_benchmark_are_resumed(tmp_path: Path, content: str) -> None:
+    (tmp_path / "rows.json").write_text(content)
+    with pytest.raises(SystemExit, match=r"rows\.json was not written by this command"):
+        run(tmp_path, "--sections", "roofline", "--resume")
+    assert (tmp_path / "rows.json").read_text() == content
 
 
 def test_without_a_gpu_one_line_says_so(
