@@ -1,8 +1,9 @@
 """Local blends against the full one, at the same queries of the same field in the same run.
 
-Blends alone: the k nearest anchors, and all anchors that weigh more than rounding. Then the whole
-field, where the decoder's MLPs come on top. How many anchors matter depends on the length scales,
-so a trained field says more than an untrained one, all of whose scales are at their initial value.
+Blends alone, on the grid: the k nearest anchors, and all anchors that weigh more than rounding.
+Then the whole field, where the decoder's MLPs come on top, on a CPU at fewer queries. How many
+anchors matter depends on the length scales, so a trained field says more than an untrained one, all
+of whose scales are at their initial value.
 """
 
 from collections.abc import Callable
@@ -35,11 +36,12 @@ from fst.types import product_dtype
 
 NEIGHBORS = 16
 # Queries at once where a blend is made piece by piece: a CPU's cache is small.
-PIECE = {"cpu": 2**10, "cuda": 2**15}
+PIECE = {"cpu": 2**8, "cuda": 2**15}
 FULL, PIECEWISE, DENSE = "full blend", "full blend, in pieces", "full blend, plain"
 NEAREST, WEIGHTY = "k nearest", "by weight"
 MLPS, WHOLE, WHOLE_NEAREST = "decoder's MLPs", "field(queries)", "field(queries, neighbors=k)"
 WHOLE_PLAIN = "field, plain, in one piece"
+FIELDS = (WHOLE, WHOLE_PLAIN, WHOLE_NEAREST)
 # On a GPU these are recorded, several in a row, and replayed: Python would take longer than the
 # GPU, and the start of a replay counts beside one of them. What users call is timed as they call
 # it, and so are the k nearest, whose groups the host has to know.
@@ -57,14 +59,15 @@ class Local(Section):
     columns = ("entry", "queries", "ms", "times_as_fast", "times_plain", "difference", "peak_gib")
 
     def entries(self, setting: Setting) -> list[str]:
-        kinds = (FULL, PIECEWISE, DENSE, NEAREST, WEIGHTY, MLPS, WHOLE, WHOLE_PLAIN, WHOLE_NEAREST)
+        kinds = (FULL, PIECEWISE, DENSE, NEAREST, WEIGHTY, MLPS, *FIELDS)
         return [f"{number}, {kind}" for number in setting.precisions for kind in kinds]
 
     @torch.no_grad()
     def measure(self, entry: str, setting: Setting) -> Row:
         number, kind = entry.split(", ", 1)
         release(setting.device)
-        field, queries = prepared(setting, number)
+        field = prepared(setting, number)
+        queries = queries_of(kind, setting)
         with precision(number, setting.device):
             call = calls(field, queries)[kind]
             exact = calls(field, queries)[DENSE]() if kind in (FULL, PIECEWISE, WEIGHTY) else None
@@ -96,7 +99,7 @@ class Local(Section):
         for number in dict.fromkeys(row["precision"] for row in rows):
             found = {row["kind"]: row for row in rows if row["precision"] == number}
             compare(found, (FULL, PIECEWISE), (FULL, PIECEWISE, DENSE, NEAREST, WEIGHTY))
-            compare(found, (WHOLE,), (WHOLE, WHOLE_PLAIN, WHOLE_NEAREST))
+            compare(found, (WHOLE,), FIELDS)
             compare(found, (DENSE,), (FULL, PIECEWISE, NEAREST, WEIGHTY), "times_plain")
             compare(found, (WHOLE_PLAIN,), (WHOLE, WHOLE_NEAREST), "times_plain")
             lines += [
@@ -133,15 +136,19 @@ def mlp_share(found: dict[str, Row], kind: str) -> float | None:
 
 
 @cache
-def prepared(setting: Setting, number: str) -> tuple[fst.Field, Tensor]:
-    """One field and the queries, the same for every entry."""
-    device, wanted = setting.device, setting.sizes.local_queries
-    with torch.no_grad(), precision(number, device):
-        field = field_model(setting)(observations(setting.sizes, 1, device))
-    if wanted is None:
-        return field, grid_queries(setting.sizes, device)
+def prepared(setting: Setting, number: str) -> fst.Field:
+    """One field for every entry."""
+    with torch.no_grad(), precision(number, setting.device):
+        return field_model(setting)(observations(setting.sizes, 1, setting.device))
+
+
+def queries_of(kind: str, setting: Setting) -> Tensor:
+    """The same for all blends, and for all fields."""
+    sizes, device = setting.sizes, setting.device
+    if kind not in FIELDS or sizes.local_queries is None:
+        return grid_queries(sizes.local_grid, device)
     generator = torch.Generator(device).manual_seed(0)
-    return field, torch.rand(1, wanted, 2, generator=generator, device=device)
+    return torch.rand(1, sizes.local_queries, 2, generator=generator, device=device)
 
 
 def calls(field: fst.Field, queries: Tensor) -> dict[str, Callable[[], Tensor]]:

@@ -49,7 +49,7 @@ def predictor(name: str, way: str, setting: Setting) -> Predictor:
     """A model with one set of observations, ready to be asked for the whole grid."""
     sizes, device = setting.sizes, setting.device
     network = asked_model(name, setting)
-    given, queries = observations(sizes, 1, device), grid_queries(sizes, device)
+    given, queries = observations(sizes, 1, device), grid_queries(sizes.grid, device)
     ours = isinstance(network, FunctionSpaceTransformer)
     if way == "call" or (way == "recorded" and ours and kernels.enabled()):
         ask = Recorded(network) if way == "recorded" else network

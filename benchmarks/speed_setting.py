@@ -183,10 +183,10 @@ def observations(sizes: Sizes, batch: int, device: torch.device) -> Observations
     return Observations(positions.expand(batch, -1, -1), waves(batch, positions)[..., None])
 
 
-def grid_queries(sizes: Sizes, device: torch.device) -> Tensor:
+def grid_queries(grid: tuple[int, int], device: torch.device) -> Tensor:
     """All points of the grid, (1, q, 2)."""
-    axes = tuple(torch.arange(points) for points in sizes.grid)
-    return index_coordinates(index_product(axes), sizes.grid).to(device)[None]
+    axes = tuple(torch.arange(points) for points in grid)
+    return index_coordinates(index_product(axes), grid).to(device)[None]
 
 
 def path(name: str) -> AbstractContextManager[None]:

@@ -26,8 +26,10 @@ class Sizes:
     many_queries: int = 10_000_000
     local: FunctionSpaceConfig = field(default_factory=FunctionSpaceConfig)
     """Of the field whose local blends are measured."""
+    local_grid: tuple[int, int] = (201, 1024)
+    """Of the queries that its blends answer."""
     local_queries: int | None = None
-    """How many random queries the local blends answer; None takes the whole grid."""
+    """How many random queries the whole field answers; None takes that grid."""
     samples: int = 192
     agreement_samples: int = 480
     agreement_steps: int = 2_000
@@ -52,7 +54,7 @@ class Sizes:
 
 
 PAPER = Sizes()
-# A CPU: the widths stay, everything else shrinks; the local blends keep the paper's anchors.
+# A CPU: the widths stay, everything else shrinks; the local blends keep anchors and grid.
 REDUCED = Sizes(
     name="reduced",
     grid=(33, 64),
@@ -68,7 +70,6 @@ REDUCED = Sizes(
     agreement_samples=16,
     agreement_steps=20,
     agreement_starts=2,
-    seconds=0.4,
     matrix=1_024,
     copied=2**27,
 )
@@ -99,6 +100,7 @@ QUICK = replace(
     deeponet=DeepONetConfig(branch=(16, 16), trunk=(16, 16)),
     many_queries=400,
     local=_TINY,
+    local_grid=(9, 16),
     local_queries=256,
     samples=4,
     agreement_samples=4,

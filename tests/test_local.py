@@ -1,5 +1,7 @@
 """The local blend: the same numbers as the dense formula, from far fewer anchors."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,10 +26,13 @@ def scattered(points, anchors, axes, scale, dtype=torch.float64):
 @given(
     st.integers(1, 300), st.integers(1, 120), st.integers(1, 3),
     st.sampled_from([0.015, 0.05, 0.30]), st.integers(1, 40), st.booleans(),
+    st.sampled_from([1, 2**21]),
 )  # fmt: skip
-def test_both_are_the_dense_formula(points, anchors, axes, scale, neighbors, learning):
+def test_both_are_the_dense_formula(points, anchors, axes, scale, neighbors, learning, at_once):
+    """Whether all tiles are in one group, or each is alone."""
     inputs = scattered(points, anchors, axes, scale)
-    with torch.set_grad_enabled(learning):
+    groups = patch.dict(local.GROUP_NUMBERS, cpu=at_once)
+    with groups, torch.set_grad_enabled(learning):
         dense = blend(rbf_weights(*inputs[:3]), inputs[3])
         torch.testing.assert_close(local.weighty_blend(*inputs), dense, rtol=1e-12, atol=1e-13)
         if neighbors < anchors:

@@ -35,6 +35,8 @@ FEW_THREADS = 4
 FAR = 1e18
 # Added to a logit, this leaves no weight.
 NEVER = -1e38
+# Which anchors are candidates, of each of some tiles.
+Kept = Callable[[Tensor], Tensor]
 # Weights of a group of tiles: from points, and candidates with their length scales.
 Weights = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -79,11 +81,11 @@ def _nearest(
     features: Float[Tensor, "m d"],
     neighbors: int,
 ) -> Float[Tensor, "q d"]:
-    tiles, rows = _in_tiles(points)
-    least, most = map(_sum, _squared_gaps(tiles, anchors))  # t m
-    nearest = most.topk(neighbors, dim=1, largest=False, sorted=False).values
-    # Wider than the ties below, so that no candidate is missed.
-    keep = ~(least > nearest.amax(dim=1, keepdim=True) * (1 + 2 * TIE))
+    def kept(tiles: Tensor) -> Tensor:
+        least, most = map(_sum, _squared_gaps(tiles, anchors))  # t m
+        nearest = most.topk(neighbors, dim=1, largest=False, sorted=False).values
+        # Wider than the ties below, so that no candidate is missed.
+        return ~(least > nearest.amax(dim=1, keepdim=True) * (1 + 2 * TIE))
 
     def weights(near: Tensor, places: Tensor, scales: Tensor) -> Tensor:
         squares = [gap.square_() for gap in axis_gaps(near, places)]
@@ -93,7 +95,7 @@ def _nearest(
         # Several times as fast on a CPU as to fill them with -inf.
         return _logits(squares, scales).add_(others, alpha=NEVER).softmax(dim=-1)
 
-    return _by_groups(tiles, rows, anchors, length_scales, features, keep, weights, len(points))
+    return _by_groups(points, anchors, length_scales, features, kept, weights)
 
 
 def _weighty(
@@ -102,21 +104,22 @@ def _weighty(
     length_scales: Float[Tensor, "m s"],
     features: Float[Tensor, "m d"],
 ) -> Float[Tensor, "q d"]:
-    tiles, rows = _in_tiles(points)
-    # Twice the negative logits: at least `least`, and for some anchor at most the smallest `most`.
     inverse = length_scales.detach().square().reciprocal()
-    least, most = (
-        _sum([square.mul_(inverse[:, axis]) for axis, square in enumerate(squares)])
-        for squares in _squared_gaps(tiles, anchors)
-    )  # t m
     tolerance = torch.finfo(features.dtype).eps / 2
     slack = 2 * math.log(len(anchors) / tolerance)
-    keep = ~(least > most.amin(dim=1, keepdim=True) + slack)
+
+    def kept(tiles: Tensor) -> Tensor:
+        # Twice the negative logits: at least `least`, for some anchor at most the smallest `most`.
+        least, most = (
+            _sum([square.mul_(inverse[:, axis]) for axis, square in enumerate(squares)])
+            for squares in _squared_gaps(tiles, anchors)
+        )  # t m
+        return ~(least > most.amin(dim=1, keepdim=True) + slack)
 
     def weights(near: Tensor, places: Tensor, scales: Tensor) -> Tensor:
         return rbf_logits(near, places, scales).softmax(dim=-1)
 
-    return _by_groups(tiles, rows, anchors, length_scales, features, keep, weights, len(points))
+    return _by_groups(points, anchors, length_scales, features, kept, weights)
 
 
 def _logits(
@@ -188,44 +191,47 @@ def _squared_gaps(
 
 
 def _by_groups(
-    tiles: Float[Tensor, "t p s"],
-    rows: Int[Tensor, "t p"],
+    points: Float[Tensor, "q s"],
     anchors: Float[Tensor, "m s"],
     length_scales: Float[Tensor, "m s"],
     features: Float[Tensor, "m d"],
-    keep: Bool[Tensor, "t m"],
+    kept: Kept,
     weights: Weights,
-    points: int,
 ) -> Float[Tensor, "q d"]:
     """Blend each tile from its candidates, tiles with lists of similar length together."""
+    tiles, rows = _in_tiles(points)
+    at_once = max(1, _allowed(features) // (4 * len(anchors)))
+    keep = torch.cat([kept(some) for some in tiles.split(at_once)])  # t m
     counts, by_count = keep.sum(dim=1, dtype=torch.int32).sort()
     lists = _lists(keep[by_count], counts)
     tiles, rows = tiles[by_count], rows[by_count].flatten()
     anchors = F.pad(anchors, (0, 0, 0, 1), value=FAR)
     length_scales = F.pad(length_scales, (0, 0, 0, 1), value=1.0)
     features = F.pad(features, (0, 0, 0, 1)).to(product_dtype(features))
-    # Written in place: it takes a CPU as long to put parts together as to make them.
-    whole = None if torch.is_grad_enabled() else features.new_empty(*rows.shape, features.shape[1])
+    # Without gradients each part is written where it belongs: it takes a CPU longer to get fresh
+    # memory for all of them once more. Copies that fill up tiles go to the last row.
+    shape = (len(points) + 1, features.shape[1])
+    whole = None if torch.is_grad_enabled() else features.new_empty(shape)
     blends: list[Tensor] = []
     start, lengths = 0, counts.tolist()
     while start < len(lengths):
-        stop = _group_end(lengths, start, features.shape[1], features.device.type)
+        stop = _group_end(lengths, start, features.shape[1], _allowed(features))
         chosen = lists[start:stop, : lengths[stop - 1]]  # g c
         # Several times as fast on a CPU as to index by `chosen`.
         places, scales, values = (
             each.index_select(0, chosen.flatten()).unflatten(0, chosen.shape)
             for each in (anchors, length_scales, features)
         )
-        near = weights(tiles[start:stop], places, scales)
+        part = blend(weights(tiles[start:stop], places, scales), values).flatten(0, 1)  # gp d
         if whole is None:
-            blends.append(blend(near, values).flatten(0, 1))  # gp d
+            blends.append(part)
         else:
-            part = whole[start * TILE : stop * TILE].unflatten(0, (-1, TILE))
-            torch.bmm(near.to(values.dtype), values, out=part)
+            whole[rows[start * TILE : stop * TILE]] = part
         start = stop
-    # Rows are taken from where they are: putting each where it belongs takes a CPU twice as long.
+    if whole is not None:
+        return whole[: len(points)]
     order = torch.empty_like(rows).scatter_(0, rows, torch.arange(len(rows), device=rows.device))
-    return (torch.cat(blends) if whole is None else whole).index_select(0, order[:points])
+    return torch.cat(blends).index_select(0, order[: len(points)])
 
 
 def _lists(keep: Bool[Tensor, "t m"], counts: Int[Tensor, " t"]) -> Int[Tensor, "t c"]:
@@ -238,9 +244,13 @@ def _lists(keep: Bool[Tensor, "t m"], counts: Int[Tensor, " t"]) -> Int[Tensor, 
     return lists
 
 
-def _group_end(lengths: list[int], start: int, channels: int, device: str) -> int:
-    """As many tiles, from the shortest list on, as fit in memory at once."""
-    allowed = GROUP_NUMBERS.get(device, GROUP_NUMBERS["cuda"])
+def _allowed(features: Tensor) -> int:
+    """How many numbers a group may hold on this device."""
+    return GROUP_NUMBERS.get(features.device.type, GROUP_NUMBERS["cuda"])
+
+
+def _group_end(lengths: list[int], start: int, channels: int, allowed: int) -> int:
+    """As many tiles, from the shortest list on, as hold so many numbers at once."""
     stop = start + 1
     while stop < len(lengths):
         each = lengths[stop] * (channels + 4 * TILE) + TILE * channels
