@@ -7,7 +7,6 @@ rounding does before it is magnified shows in single gradients, compared with fl
 """
 
 import copy
-import math
 import statistics
 from dataclasses import replace
 from itertools import combinations
@@ -150,20 +149,24 @@ def _root_mean_square(values: Tensor) -> float:
 
 
 def verdict(curves: dict[str, dict[int, list[float]]]) -> list[str]:
-    """The ratio of the last losses, geometric means over starts, and its relative error."""
-    last = {
-        name: [smoothed(losses)[-1].item() for losses in found.values()]
-        for name, found in curves.items()
-    }
-    if any(len(values) < 2 for values in last.values()):
+    """The ratio of the losses, geometric means over starts, at the end and on the way."""
+    if any(len(found) < 2 for found in curves.values()):
         return []
-    ratio = math.exp(statistics.fmean(last["fast"]) - statistics.fmean(last["plain"]))
-    error = math.sqrt(sum(statistics.variance(each) / len(each) for each in last.values()))
+    fast, plain = (
+        torch.stack([smoothed(losses) for losses in curves[name].values()])
+        for name in ("fast", "plain")
+    )  # starts windows
+    apart = fast.mean(dim=0) - plain.mean(dim=0)
+    errors = (fast.var(dim=0) / len(fast) + plain.var(dim=0) / len(plain)).sqrt()
     ranges = ", ".join(
-        f"{name} {math.exp(min(each)):.4g} to {math.exp(max(each)):.4g}"
-        for name, each in last.items()
+        f"{name} {each[:, -1].min().exp():.4g} to {each[:, -1].max().exp():.4g}"
+        for name, each in (("plain", plain), ("fast", fast))
     )
-    return [f"last losses: {ranges}; fast over plain {ratio:.3f} (standard error {error:.1%})"]
+    ratio, most = apart[-1].exp(), (apart.abs() / errors).max()
+    return [
+        f"last losses: {ranges}; fast over plain {ratio:.3f} (standard error {errors[-1]:.1%})",
+        f"means of {len(apart)} windows: at most {most:.1f} standard errors apart",
+    ]
 
 
 class Rounding(Section):

@@ -57,8 +57,7 @@ def test_on_a_cpu_both_paths_train_alike(everything: dict) -> None:
     fast, plain = (compared.pop(f"{name}, two starts") for name in ("fast", "plain"))
     assert fast | {"entry": ""} == plain | {"entry": ""}
     assert 0 < plain["largest"] < 0.1
-    (line,) = everything["conclusions"]["agreement"]["lines"]
-    assert "fast over plain 1.000" in line
+    assert "fast over plain 1.000" in everything["conclusions"]["agreement"]["lines"][0]
 
 
 def test_gradients_in_float32_are_those_in_float64(everything: dict) -> None:
@@ -146,8 +145,23 @@ def test_the_ratio_of_two_paths_and_its_error() -> None:
         "plain": {1: [1.0] * 10, 2: [math.exp(0.2)] * 10},
         "fast": {1: [math.exp(0.5)] * 10, 2: [math.exp(0.5)] * 10},
     }
-    (line,) = agreement.verdict(curves)
-    assert line.endswith(f"fast over plain {math.exp(0.4):.3f} (standard error 10.0%)")
+    last, windows = agreement.verdict(curves)
+    assert last.endswith(f"fast over plain {math.exp(0.4):.3f} (standard error 10.0%)")
+    assert windows == "means of 5 windows: at most 4.0 standard errors apart"
+
+
+def test_the_picture_of_loss_curves(
+    everything: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, picture = tmp_path / "rows.json", tmp_path / "curves.png"
+    rows.write_text(json.dumps(everything))
+    module("draw_agreement").main([str(rows), str(picture)])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "fast over plain 1.000" in capsys.readouterr().out
+    rows.write_text(json.dumps({"sections": {}}))
+    with pytest.raises(SystemExit):
+        module("draw_agreement").main([str(rows), str(tmp_path / "other.png")])
+    assert "no rows of the section 'agreement'" in capsys.readouterr().err
 
 
 def test_an_entry_that_fails_loses_no_other(
