@@ -10,8 +10,10 @@ import argparse
 import json
 from pathlib import Path
 
+import speed_resume
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from speed import SECTIONS
 from speed_agreement import PATHS, Agreement, smoothed, smoothing
 
 COLOURS = {"plain": "tab:orange", "fast": "tab:blue"}
@@ -20,7 +22,7 @@ COLOURS = {"plain": "tab:orange", "fast": "tab:blue"}
 def draw(axes: Axes, rows: list[dict]) -> None:
     """Losses against steps."""
     for name in PATHS:
-        losses = [row["losses"] for row in rows if row["path"] == name and not row["error"]]
+        losses = [row["losses"] for row in rows if row["path"] == name]
         if not losses:
             continue
         width, curves = smoothing(losses[0]), [smoothed(each) for each in losses]
@@ -41,13 +43,20 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("rows", type=Path, help="what `speed.py --sections agreement` wrote")
     parser.add_argument("picture", type=Path, help="PNG file to write")
     options = parser.parse_args(given)
-    rows = json.loads(options.rows.read_text())["sections"].get("agreement")
-    if not rows:
-        parser.error(f"{options.rows} has no rows of the section 'agreement'")
+    try:
+        content = json.loads(options.rows.read_text())
+    except (OSError, ValueError) as error:
+        parser.error(f"cannot read {options.rows}: {error}")
+    known = speed_resume.is_results(content, SECTIONS)
+    rows = content["sections"].get("agreement", []) if known else []
+    good = [row for row in rows if not row["error"] and {"path", "losses"} <= row.keys()]
+    if not good:
+        parser.error(f"{options.rows} has no measured rows of the section 'agreement'")
+    if options.picture.suffix != ".png":
+        parser.error(f"the picture must be a .png file, got {options.picture}")
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    draw(figure.subplots(), rows)
+    draw(figure.subplots(), good)
     figure.savefig(options.picture, dpi=150)
-    good = [row for row in rows if not row["error"]]
     print("\n".join(Agreement().conclude(good, {}).lines))
 
 

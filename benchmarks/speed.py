@@ -21,6 +21,7 @@ installed.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -36,6 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import speed_resume
 import torch
 from rich import box
 from rich.console import Console
@@ -49,7 +51,7 @@ from speed_setting import Row, Section, Setting
 from speed_sizes import PAPER, QUICK, REDUCED
 from speed_training import Training
 
-from fst.pretrained import to_json, write_atomically
+from fst.pretrained import WEIGHTS, to_json, write_atomically
 from fst.training.environment import describe
 
 # In the order of measurement: the roofline looks at the rows before it.
@@ -81,27 +83,27 @@ class Results:
         # Files by their names alone, as the program: where they lie is nobody's business.
         environment["command"] = [Path(each).name for each in environment["command"]]
         self.heading: Row = {"environment": environment, "setting": _plain(setting)}
-        if resume:
-            self._go_on_from(file)
         self.finished = False
+        if resume:
+            earlier = speed_resume.read(file, self.heading, SECTIONS)
+            self.heading["earlier"] = [*earlier.get("earlier", []), earlier["environment"]]
+            self.rows, self.conclusions = earlier["sections"], earlier["conclusions"]
 
-    def _go_on_from(self, file: Path) -> None:
-        """Keep the measurements of an earlier run, and where it ran."""
-        try:
-            earlier = json.loads(file.read_text())
-            if "setting" not in earlier:
-                raise ValueError("it has no 'setting'")
-        except ValueError as error:
-            raise SystemExit(f"--resume: {file} was not written by this command: {error}") from None
-        for name, value in self.heading["setting"].items():
-            before = earlier["setting"].get(name)
-            if name != "starts" and before != value:
-                which = "" if isinstance(value, dict) else f": {before}, not {value}"
-                raise SystemExit(f"--resume: {file} was measured with other {name}{which}")
-        self.heading["earlier"] = [*earlier.get("earlier", []), earlier["environment"]]
-        for name, rows in earlier["sections"].items():
-            self.rows[name] = [row for row in rows if not row["error"]]
-        self.conclusions = earlier["conclusions"]
+    def add(self, name: str, row: Row) -> None:
+        """In the place of an earlier row of this entry, if there is one."""
+        rows = self.rows[name]
+        entries = [each["entry"] for each in rows]
+        if row["entry"] in entries:
+            rows[entries.index(row["entry"])] = row
+        else:
+            rows.append(row)
+        self.write()
+
+    def conclude(self, name: str) -> None:
+        good = self.good()
+        conclusion = SECTIONS[name].conclude(good[name], good)
+        self.conclusions[name] = {"rows": conclusion.rows, "lines": conclusion.lines}
+        self.write()
 
     def good(self) -> dict[str, list[Row]]:
         """The rows that hold a measurement."""
@@ -123,9 +125,12 @@ class Results:
 def _plain(setting: Setting) -> Row:
     values = asdict(replace(setting, run=None))
     values["sizes"] = to_json(setting.sizes)
-    name = None if setting.run is None else setting.run.name
+    run = None
+    if setting.run is not None:
+        weights = (setting.run / WEIGHTS).read_bytes()
+        run = {"name": setting.run.name, "weights": hashlib.sha256(weights).hexdigest()[:16]}
     # As it will be read again: JSON knows no tuples.
-    return json.loads(json.dumps({**values, "device": str(setting.device), "run": name}))
+    return json.loads(json.dumps({**values, "device": str(setting.device), "run": run}))
 
 
 def measured(section: Section, entry: str, setting: Setting) -> Row:
@@ -191,8 +196,8 @@ def run(
         return {**row, "took_seconds": round(time.monotonic() - start, 1)}
 
     for name in names:
-        section, rows = SECTIONS[name], results.rows.setdefault(name, [])
-        known = {row["entry"] for row in rows}
+        section = SECTIONS[name]
+        known = {row["entry"] for row in results.rows.setdefault(name, []) if not row["error"]}
         entries = [
             entry
             for entry in section.entries(setting)
@@ -203,13 +208,12 @@ def run(
         with ThreadPoolExecutor() if beside else nullcontext() as pool:
             every = map if pool is None else pool.map
             for row in every(partial(row_of, section), entries):
-                rows.append(row)
+                results.add(name, row)
                 console.print(f"{name}: {_sentence(section, row)}", markup=False)
-                results.write()
-        good = results.good()
-        conclusion = section.conclude(good[name], good)
-        results.conclusions[name] = {"rows": conclusion.rows, "lines": conclusion.lines}
-        results.write()
+        results.conclude(name)
+    # Once more: what a resumed run has added may belong to sections before and after it.
+    for name in results.rows:
+        results.conclude(name)
     results.finished = not any(row["error"] for rows in results.rows.values() for row in rows)
     results.write()
 
@@ -290,11 +294,15 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
         parser.error(f"--steps must be at least 2, got {options.steps}")
     if options.starts is not None and options.starts < 1:
         parser.error(f"--starts must be at least 1, got {options.starts}")
+    if options.out is not None and options.out.is_dir():
+        parser.error(f"--out must be a file, got the folder {options.out}")
     exists = options.out is not None and options.out.exists()
     if options.resume and not exists:
         parser.error(f"--resume needs --out with a file that exists, got {options.out}")
     if exists and not options.resume and options.entry is None:
         parser.error(f"{options.out} exists: choose another --out, or --resume to add to it")
+    if options.run is not None and not (options.run / WEIGHTS).is_file():
+        parser.error(f"--run must be a folder with {WEIGHTS}, got {options.run}")
     if options.device == "cuda" and available != "cuda":
         parser.error("--device cuda needs a GPU that PyTorch can use; there is none here")
     if options.limit is not None and options.limit <= 0:

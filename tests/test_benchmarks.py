@@ -67,6 +67,9 @@ def test_gradients_in_float32_are_those_in_float64(everything: dict) -> None:
         for name in ("fast", "plain"):
             assert 0 <= each[f"{name}_loss"] < 1e-5
             assert 0 < each[f"{name}_gradient"] < 1e-4
+    # On a CPU both are the same code.
+    (line,) = everything["conclusions"]["rounding"]["lines"]
+    assert line.endswith("fast over plain 1.00 (geometric mean), above 1 in 0 of 5 checks")
     # The weights have moved between the checks.
     assert len({each["loss"] for each in row["found"]}) == 5
 
@@ -158,10 +161,12 @@ def test_the_picture_of_loss_curves(
     module("draw_agreement").main([str(rows), str(picture)])
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "fast over plain 1.000" in capsys.readouterr().out
-    rows.write_text(json.dumps({"sections": {}}))
-    with pytest.raises(SystemExit):
-        module("draw_agreement").main([str(rows), str(tmp_path / "other.png")])
-    assert "no rows of the section 'agreement'" in capsys.readouterr().err
+    failed = {"entry": "fast, start 9", "error": "out of something"}
+    everything["sections"]["agreement"].append(failed)
+    rows.write_text(json.dumps(everything))
+    everything["sections"]["agreement"].remove(failed)
+    module("draw_agreement").main([str(rows), str(tmp_path / "again.png")])
+    assert (tmp_path / "again.png").read_bytes() == picture.read_bytes()
 
 
 def test_an_entry_that_fails_loses_no_other(
@@ -195,7 +200,7 @@ def test_what_is_missing_is_measured_and_what_is_known_kept(
     with pytest.raises(SystemExit):
         run(tmp_path, *arguments)
     assert "rows.json exists" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="measured with other steps: 4, not 3"):
+    with pytest.raises(SystemExit, match="steps was 4, is 3"):
         run(tmp_path, "--sections", "agreement", "--steps", "3", "--resume")
     second = run(tmp_path, "--sections", "agreement", "--starts", "2", "--resume")
     rows = second["sections"]["agreement"]
@@ -212,12 +217,68 @@ def test_what_is_missing_is_measured_and_what_is_known_kept(
     }
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]"])
-def test_only_files_of_this_benchmark_are_resumed(tmp_path: Path, content: str) -> None:
-    (tmp_path / "rows.json").write_text(content)
-    with pytest.raises(SystemExit, match=r"rows\.json was not written by this command"):
+def test_what_failed_is_told_until_it_is_measured(tmp_path: Path) -> None:
+    matrix = ("--sections", "roofline", "--only", "matrix")
+    run(tmp_path, "--sections", "roofline", "--limit", "1e-9")
+    second = run(tmp_path, *matrix, "--resume")
+    assert not second["finished"]
+    errors = {row["entry"]: row["error"] for row in second["sections"]["roofline"]}
+    measured = [entry for entry, error in errors.items() if error is None]
+    assert len(errors) > 1
+    assert all("matrix" in entry for entry in measured)
+    third = run(tmp_path, "--sections", "roofline", "--resume")
+    assert third["finished"]
+    assert [row["entry"] for row in third["sections"]["roofline"]] == list(errors)
+
+
+NO_RESULTS = [
+    "", "{}", "[1]", "3", '{"setting": {}}',
+    '{"environment": {}, "setting": {}, "sections": {"another": []}, "conclusions": {}}',
+    '{"environment": {}, "setting": {}, "sections": {"roofline": [{}]}, "conclusions": {}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", NO_RESULTS)
+def test_only_files_of_this_benchmark_are_resumed_or_drawn(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(content)
+    with pytest.raises(SystemExit, match=r"--resume: .*rows\.json"):
         run(tmp_path, "--sections", "roofline", "--resume")
-    assert (tmp_path / "rows.json").read_text() == content
+    assert file.read_text() == content
+    with pytest.raises(SystemExit):
+        module("draw_agreement").main([str(file), str(tmp_path / "curves.png")])
+    assert "rows.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [("environment", "versions"), ("environment", "hardware"), ("setting", "run")]
+)
+def test_rows_of_other_machines_or_weights_are_not_mixed(
+    tmp_path: Path, everything: dict, part: str, name: str
+) -> None:
+    other = {**everything, part: {**everything[part], name: {"another": 1}}}
+    (tmp_path / "rows.json").write_text(json.dumps(other))
+    with pytest.raises(SystemExit, match=f"measured otherwise.*{name}.*another was 1, is None"):
+        run(tmp_path, "--sections", "roofline", "--resume")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--run", "nowhere"], "--run must be a folder with model.safetensors, got nowhere"),
+        (["--out", "."], "--out must be a file"),
+        (["--resume"], "--resume needs --out"),
+        (["--starts", "0"], "--starts must be at least 1"),
+    ],
+)
+def test_options_that_cannot_be(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        module("speed").main(["--device", "cpu", "--quick", *arguments])
+    assert message in capsys.readouterr().err
 
 
 def test_without_a_gpu_one_line_says_so(

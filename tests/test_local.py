@@ -129,6 +129,16 @@ def test_half_precision_decides_as_the_dense_formula_does(learning):
     torch.testing.assert_close(full, blend(rbf_weights(*inputs), features), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("batch", [0, 1, 2])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_no_points_have_no_blends(batch, axes):
+    inputs = [each[:batch] for each in scattered(0 if batch else 3, 10, axes, 0.05)]
+    wanted = (batch, inputs[0].shape[1], 5)
+    for neighbors in (None, 3):
+        assert fst.rbf_blend(*inputs, neighbors=neighbors).shape == wanted
+    assert local.weighty_blend(*inputs).shape == wanted
+
+
 @pytest.mark.parametrize("neighbors", [None, 3])
 def test_no_queries_have_no_answers(neighbors):
     model = small_model()

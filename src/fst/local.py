@@ -49,8 +49,8 @@ def nearest_blend(
     neighbors: int,
 ) -> Float[Tensor, "b q d"]:
     """The blend of the `neighbors` nearest anchors of each point, and of ties with the last."""
-    samples = zip(_wide(points), _wide(anchors), _wide(length_scales), features, strict=True)
-    return _stacked([_nearest(*sample, neighbors) for sample in samples])
+    one = functools.partial(_nearest, neighbors=neighbors)
+    return _of_each(one, points, anchors, length_scales, features)
 
 
 def weighty_blend(
@@ -60,12 +60,23 @@ def weighty_blend(
     features: Float[Tensor, "b m d"],
 ) -> Float[Tensor, "b q d"]:
     """The full blend to rounding: anchors that weigh nothing are left out."""
+    return _of_each(_weighty, points, anchors, length_scales, features)
+
+
+def _of_each(
+    one: Callable[..., Tensor],
+    points: Float[Tensor, "b q s"],
+    anchors: Float[Tensor, "b m s"],
+    length_scales: Float[Tensor, "b m s"],
+    features: Float[Tensor, "b m d"],
+) -> Float[Tensor, "b q d"]:
+    """One sample after the other, for their lists differ."""
+    if points.numel() == 0:
+        shape = (*points.shape[:2], features.shape[2])
+        return features.new_empty(shape, dtype=product_dtype(features))
     samples = zip(_wide(points), _wide(anchors), _wide(length_scales), features, strict=True)
-    return _stacked([_weighty(*sample) for sample in samples])
-
-
-def _stacked(blends: list[Float[Tensor, "q d"]]) -> Float[Tensor, "b q d"]:
-    """Together; one alone as it is, for a copy takes as long as the products."""
+    blends = [one(*sample) for sample in samples]
+    # One alone as it is: a copy takes as long as the products.
     return blends[0].unsqueeze(0) if len(blends) == 1 else torch.stack(blends)
 
 
