@@ -49,7 +49,7 @@ def main(given: list[str] | None = None) -> None:
         parser.error(f"cannot read {options.rows}: {error}")
     known = speed_resume.is_results(content, SECTIONS)
     rows = content["sections"].get("agreement", []) if known else []
-    good = [row for row in rows if not row["error"] and {"path", "losses"} <= row.keys()]
+    good = [row for row in rows if not row["error"] and {"path", "start", "losses"} <= row.keys()]
     if not good:
         parser.error(f"{options.rows} has no measured rows of the section 'agreement'")
     if options.picture.suffix != ".png":
