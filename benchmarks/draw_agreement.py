@@ -7,14 +7,13 @@ of each path. Where the thin lines are apart, a rounding has been magnified.
 """
 
 import argparse
-import json
 from pathlib import Path
 
-import speed_resume
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from speed import SECTIONS
 from speed_agreement import PATHS, Agreement, smoothed, smoothing
+from speed_resume import read_results
 
 COLOURS = {"plain": "tab:orange", "fast": "tab:blue"}
 
@@ -44,11 +43,9 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("picture", type=Path, help="PNG file to write")
     options = parser.parse_args(given)
     try:
-        content = json.loads(options.rows.read_text())
-    except (OSError, ValueError) as error:
-        parser.error(f"cannot read {options.rows}: {error}")
-    known = speed_resume.is_results(content, SECTIONS)
-    rows = content["sections"].get("agreement", []) if known else []
+        rows = read_results(options.rows, SECTIONS)["sections"].get("agreement", [])
+    except ValueError as error:
+        parser.error(str(error))
     good = [row for row in rows if not row["error"] and {"path", "start", "losses"} <= row.keys()]
     if not good:
         parser.error(f"{options.rows} has no measured rows of the section 'agreement'")

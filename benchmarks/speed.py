@@ -129,8 +129,7 @@ def _plain(setting: Setting) -> Row:
     if setting.run is not None:
         weights = (setting.run / WEIGHTS).read_bytes()
         run = {"name": setting.run.name, "weights": hashlib.sha256(weights).hexdigest()[:16]}
-    # As it will be read again: JSON knows no tuples.
-    return json.loads(json.dumps({**values, "device": str(setting.device), "run": run}))
+    return {**values, "device": str(setting.device), "run": run}
 
 
 def measured(section: Section, entry: str, setting: Setting) -> Row:
@@ -331,7 +330,10 @@ def main(given: list[str] | None = None) -> Results | None:
         name, entry, file = options.entry
         Path(file).write_text(json.dumps(measured(SECTIONS[name], entry, setting)))
         return None
-    results = Results(setting, options.out, options.resume)
+    try:
+        results = Results(setting, options.out, options.resume)
+    except ValueError as error:
+        raise SystemExit(f"--resume: {error}") from None
     console.print(f"{setting.sizes.name} sizes on {results.heading['environment']['hardware']}")
     isolate = setting.cuda if options.isolate is None else options.isolate
     names = [name for name in SECTIONS if name in options.sections]

@@ -260,7 +260,7 @@ def test_rows_of_other_machines_or_weights_are_not_mixed(
 ) -> None:
     other = {**everything, part: {**everything[part], name: {"another": 1}}}
     (tmp_path / "rows.json").write_text(json.dumps(other))
-    with pytest.raises(SystemExit, match=f"measured otherwise.*{name}.*another was 1, is None"):
+    with pytest.raises(SystemExit, match=f"measured otherwise.*{name}.*another was 1, is not set"):
         run(tmp_path, "--sections", "roofline", "--resume")
 
 

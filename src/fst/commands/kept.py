@@ -61,16 +61,18 @@ def _require_free(folder: Path) -> None:
 
 def require_same(place: Path, before: object, now: object) -> None:
     """Raise unless two descriptions agree, naming what differs."""
+    if shown := differences(before, now):
+        raise TrainingError(f"{place} was made with other settings: {shown}; choose another folder")
+
+
+def differences(before: object, now: object) -> str:
+    """What differs between two descriptions, in words; none where they agree."""
     old, new = flat(before), flat(json.loads(json.dumps(now)))  # as it would be read back
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    if names:
-        shown = "; ".join(
-            f"{name} was {_word(old.get(name))}, is {_word(new.get(name))}" for name in names[:6]
-        )
-        more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-        raise TrainingError(
-            f"{place} was made with other settings: {shown}{more}; choose another folder"
-        )
+    shown = "; ".join(
+        f"{name} was {_word(old.get(name))}, is {_word(new.get(name))}" for name in names[:6]
+    )
+    return f"{shown} and {len(names) - 6} more" if len(names) > 6 else shown
 
 
 def flat(values: object, name: str = "") -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fst.commands.kept import flat, read_json
+from fst.commands.kept import differences, flat, read_json
 from fst.training.errors import TrainingError
 from fst.training.run_folder import RunFolder
 
@@ -29,14 +29,11 @@ def check_same_recipe(folder: RunFolder) -> None:
     trained = read_json(folder.resume_from / "recipe.json")
     if trained is None:
         return
-    before, now = _deciding(trained), _deciding(folder.recipe)
-    for name in {**before, **now}:
-        if before.get(name) != now.get(name):
-            raise TrainingError(
-                f"{folder.path / 'recipe.json'} has changed since {folder.resume_from.name} was "
-                f"saved: {name} was {before.get(name)}, is {now.get(name)}; put it back, or start "
-                "a new run"
-            )
+    if shown := differences(_deciding(trained), _deciding(folder.recipe)):
+        raise TrainingError(
+            f"{folder.path / 'recipe.json'} has changed since {folder.resume_from.name} was saved: "
+            f"{shown}; put it back, or start a new run"
+        )
 
 
 def _deciding(recipe: Any) -> dict[str, Any]:
