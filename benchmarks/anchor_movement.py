@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fst.commands.evaluate import read_recipe
-from fst.images import ImageClassifier
+from fst.vision import ImageClassifier
 
 Row = dict[str, Any]
 

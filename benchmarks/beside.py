@@ -25,8 +25,8 @@ from speed_setting import Row, operator, precision, synchronize
 from speed_sizes import PAPER
 from torch import Tensor
 
+from fst.cuda_graph import capture
 from fst.pretrained import write_atomically
-from fst.recorded import capture
 from fst.training.environment import describe
 
 # How many times as far off as alone, over fewer passes, a gradient may be.

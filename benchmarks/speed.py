@@ -13,7 +13,7 @@ its own, and compiled training without compiler caches, so that the wait for the
 peak of the memory are those of a fresh start. Rows are written as they come: a killed run keeps
 what it has, and `--resume` measures what is missing.
 
-`fast` is what users get, `plain` the same with PyTorch's operations only (`fst.kernels.reference`).
+`fast` is what users get, `plain` the same with PyTorch's operations only (`fst.kernels.unfuse`).
 On a CPU training is the same code in both.
 
 Needs what `fst` imports, and neuraloperator for FNO; PYTHONPATH=src does where the package is not

@@ -28,8 +28,9 @@ from speed_training import advance, training_settings
 from torch import Tensor
 
 from fst import Observations
-from fst.base import PointDraws
 from fst.data.samples import Batch
+from fst.evaluation_points import PointDraws
+from fst.kernels import fuse, unfuse
 from fst.metrics import squared_relative_l2
 from fst.operators import Operator
 from fst.training.loop import build_accelerator
@@ -45,7 +46,7 @@ FIRST = 10
 # How often a training is interrupted to look at its gradients.
 CHECKS = 10
 # Samples of such a gradient: float64 takes several times the memory. With fewer, some kernels
-# would not be used (`fst.kernels.weight_gradients.LEAST_TOKENS`).
+# would not be used (`fst.kernels.weights.LEAST_TOKENS`).
 SAMPLES = 8
 
 
@@ -213,16 +214,14 @@ def rounding(training: Trainer, number: str) -> Row:
     network, device = training.model, training.device
     batch = _few(next(training.batches.at(training.progression.step + 1)))
     draws = network.point_stream(SEED, SEED + 1).draw().to(device, torch.float32)
-    with path("plain"):
-        exact = copy.deepcopy(network).double()
-        precise = Batch(
-            batch.observations.to(torch.float64), batch.queries.double(), batch.targets.double()
-        )
-        wanted = _loss_and_gradient(exact, precise, draws.to(device, torch.float64), "float64")
+    exact = unfuse(copy.deepcopy(network)).double()
+    precise = Batch(
+        batch.observations.to(torch.float64), batch.queries.double(), batch.targets.double()
+    )
+    wanted = _loss_and_gradient(exact, precise, draws.to(device, torch.float64), "float64")
     row = {"loss": wanted[0].item()}
-    for name in PATHS:
-        with path(name):
-            loss, gradient = _loss_and_gradient(network, batch, draws, number)
+    for name, change in (("plain", unfuse), ("fast", fuse)):
+        loss, gradient = _loss_and_gradient(change(network), batch, draws, number)
         row[f"{name}_loss"] = (loss / wanted[0] - 1).abs().item()
         row[f"{name}_gradient"] = ((gradient - wanted[1]).norm() / wanted[1].norm()).item()
     return row

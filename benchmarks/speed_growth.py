@@ -29,8 +29,8 @@ from speed_sizes import Sizes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from fst import FunctionSpaceConfig, Observations, model
-from fst.base import PointDraws
+from fst import FunctionSpaceConfig, FunctionSpaceTransformer, Observations, kernels
+from fst.evaluation_points import PointDraws
 from fst.metrics import squared_relative_l2
 
 AXES = {"N": "observations", "M": "anchors", "S": "evaluation points", "Q": "queries"}
@@ -110,7 +110,7 @@ def count_flops(counts: Counts, *, backward: bool = True) -> dict[str, int]:
     axes = len(config.low)
     steps = config.refinement_steps
     with FakeTensorMode():
-        network = model.build(config)
+        network = kernels.fuse(FunctionSpaceTransformer(config))
         given = Observations(
             torch.empty(batch, counts.observations, axes),
             torch.empty(batch, counts.observations, config.value_channels),

@@ -6,7 +6,9 @@ anchors matter depends on the length scales, so a trained field says more than a
 of whose scales are at their initial value.
 """
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
@@ -19,7 +21,6 @@ from speed_setting import (
     field_model,
     grid_queries,
     observations,
-    path,
     peak_gib,
     precision,
     recorded,
@@ -29,10 +30,9 @@ from torch import Tensor
 
 import fst
 from fst import kernels
-from fst.blending import field_at
-from fst.field import queries_at_once
-from fst.local import weighty_blend
-from fst.rbf import blend, rbf_weights
+from fst.kernels import modules
+from fst.kernels.pruned_blend import nearest_blend, pruned_blend
+from fst.rbf import Blend
 from fst.types import product_dtype
 
 NEIGHBORS = 16
@@ -164,37 +164,30 @@ def calls(field: fst.Field, queries: Tensor) -> dict[str, Callable[[], Tensor]]:
         *queries.shape[:2], features.shape[2], dtype=product_dtype(features)
     )
 
+    fast = kernels.fuse(Blend())
+
     def full(points: Tensor) -> Tensor:
-        """With all anchors; without gradients, `field_at` leaves out those that weigh nothing."""
-        if kernels.fused_blend is None or not kernels.usable(anchors.positions, features.shape[2]):
-            return field_at(points, *given[1:])
-        return kernels.fused_blend(points, *given[1:3], features.to(product_dtype(features)))
+        """With all anchors, whatever they weigh."""
+        if not modules.takes_anchors(anchors.positions, features.shape[2]):
+            return Blend()(points, *given[1:])
+        return modules.blend.fused_blend(points, *given[1:3], features.to(product_dtype(features)))
 
     def pieces() -> Tensor:
         return torch.cat([full(part) for part in queries.split(size, dim=1)], dim=1)
 
     def dense() -> Tensor:
-        return blend(rbf_weights(queries, anchors.positions, anchors.length_scales), features)
+        return Blend()(*given)
 
-    def plain() -> Tensor:
-        with path("plain"):
-            return field.decode(queries)
-
-    def decoder() -> Tensor:
-        at_once = queries.shape[1]
-        if queries.device.type == "cpu":  # as the field does
-            at_once = queries_at_once(queries, 4 * features.shape[1] + 12 * features.shape[2])
-        pairs = zip(blended.split(at_once, 1), queries.split(at_once, 1), strict=True)
-        return torch.cat([field.decoder(*pair, field.condition) for pair in pairs], dim=1)
+    plain = replace(field, decoder=kernels.unfuse(copy.deepcopy(field.decoder)))
 
     return {
         FULL: partial(full, queries),
         PIECEWISE: pieces,
         DENSE: dense,
-        NEAREST: partial(fst.rbf_blend, *given, neighbors=NEIGHBORS),
-        WEIGHTY: partial(field_at if queries.is_cuda else weighty_blend, *given),
-        MLPS: decoder,
+        NEAREST: partial(nearest_blend, *given, NEIGHBORS),
+        WEIGHTY: partial(fast if queries.is_cuda else pruned_blend, *given),
+        MLPS: partial(field.decoder.pointwise, blended, queries, field.condition),
         WHOLE: partial(field, queries),
-        WHOLE_PLAIN: plain,
+        WHOLE_PLAIN: partial(plain.decode, queries),
         WHOLE_NEAREST: partial(field, queries, neighbors=NEIGHBORS),
     }

@@ -4,7 +4,7 @@ Refinement stands for all that is done before the first query, whatever the mode
 
 Three ways to ask: `call` is the documented `model(observations)(queries)`, checked and in chunks;
 `direct` skips the checks, draws FST's evaluation points once and decodes in one piece; `recorded`
-replays CUDA graphs: `fst.Recorded` for FST, the direct way for the plain path and the others.
+replays CUDA graphs: `fst.CUDAGraphModel` for FST, the direct way for the plain path and the others.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from speed_setting import (
     release,
 )
 
-from fst import FunctionSpaceTransformer, Recorded, kernels
+from fst import CUDAGraphModel, FunctionSpaceTransformer, kernels
 from fst.operators import Operator
 
 # Into how many equal pieces the many queries are cut where the field is asked directly.
@@ -51,8 +51,8 @@ def predictor(name: str, way: str, setting: Setting) -> Predictor:
     network = asked_model(name, setting)
     given, queries = observations(sizes, 1, device), grid_queries(sizes.grid, device)
     ours = isinstance(network, FunctionSpaceTransformer)
-    if way == "call" or (way == "recorded" and ours and kernels.enabled()):
-        ask = Recorded(network) if way == "recorded" else network
+    if way == "call" or (way == "recorded" and ours and kernels.fused(network)):
+        ask = CUDAGraphModel(network) if way == "recorded" else network
         field = ask(given)
         return Predictor(lambda: ask(given)(queries), lambda: ask(given), lambda: field(queries))
     draws = network.draws_for(given) if ours else None

@@ -5,8 +5,8 @@ import importlib.util
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,8 +15,9 @@ import torch
 from speed_sizes import Config, Sizes
 from torch import Tensor
 
-from fst import FunctionSpaceConfig, FunctionSpaceTransformer, Observations, kernels, model
-from fst.baselines import build
+from fst import FunctionSpaceTransformer, Observations, kernels
+from fst.base import build_model
+from fst.cuda_graph import capture
 from fst.data.burgers import sample_initial, saved_times, solve
 from fst.data.samples import BurgersSamples
 from fst.data.views import (
@@ -26,7 +27,6 @@ from fst.data.views import (
     subset_indices,
 )
 from fst.operators import Operator
-from fst.recorded import capture
 
 Row = dict[str, Any]
 
@@ -105,19 +105,22 @@ def models(setting: Setting) -> dict[str, Config]:
 
 
 def operator(config: Config, device: torch.device) -> Operator:
-    """The untrained model, always with the same weights."""
+    """The untrained model, always with the same weights; fused unless the path is plain."""
     torch.manual_seed(SEED)
-    if isinstance(config, FunctionSpaceConfig):
-        return model.build(config).to(device)
-    return build(config).to(device)
+    network = build_model(config)
+    assert isinstance(network, Operator)
+    return kernels.fuse(network).to(device)
 
 
 def field_model(setting: Setting) -> FunctionSpaceTransformer:
     """An FST whose weights are like those of use: a trained one where there is one."""
-    if setting.run is not None:
-        return FunctionSpaceTransformer.from_pretrained(setting.run).to(setting.device).eval()
     torch.manual_seed(SEED)
-    return model.build(setting.sizes.local).to(setting.device).eval()
+    network = (
+        FunctionSpaceTransformer(setting.sizes.local)
+        if setting.run is None
+        else FunctionSpaceTransformer.from_pretrained(setting.run)
+    )
+    return kernels.fuse(network).to(setting.device).eval()
 
 
 def waves(count: int, positions: Tensor) -> Tensor:
@@ -189,9 +192,16 @@ def grid_queries(grid: tuple[int, int], device: torch.device) -> Tensor:
     return index_coordinates(index_product(axes), grid).to(device)[None]
 
 
-def path(name: str) -> AbstractContextManager[None]:
-    """`fast` is what users get; `plain` has PyTorch's operations only."""
-    return kernels.reference() if name == "plain" else nullcontext()
+@contextmanager
+def path(name: str) -> Iterator[None]:
+    """`fast` is what users get; within `plain`, models that are made are not fused."""
+    fast = dict(kernels.FAST)
+    if name == "plain":
+        kernels.FAST.clear()
+    try:
+        yield
+    finally:
+        kernels.FAST.update(fast)
 
 
 def precision(name: str, device: torch.device) -> AbstractContextManager[object]:

@@ -14,15 +14,17 @@ if not torch.cuda.is_available():  # before anything imports triton
 
 CHECKED = [
     "nn",
-    "attention",
     "anchors",
-    "length_scales",
+    "ablations",
     "layer",
-    "decoder",
     "evaluation_points",
     "metrics",
+    "classifiers",
+    "vision",
+    "baselines.vit",
+    "kernels.modules",
+    "kernels.pruned_blend",
 ]
-CHECKED += ["classifiers", "images.patches", "images.read", "images.classifier", "images.vit"]
 
 with install_import_hook([f"fst.{name}" for name in CHECKED], "beartype.beartype"):
     import fst  # noqa: F401

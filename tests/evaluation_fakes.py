@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fst.base import PointDraws
 from fst.data.samples import BurgersSamples
 from fst.data.splits import TestSplit
 from fst.data.views import boundary_observation_indices, index_coordinates
 from fst.evaluation.protocol import EvaluationSettings, evaluate
 from fst.evaluation.rows import GroupError, Origin, Row, TrainingCost, mean
+from fst.evaluation_points import PointDraws
 from fst.model import FunctionSpaceTransformer
 from fst.operators import Operator, Output
 from fst.types import Domain, Observations

@@ -7,7 +7,8 @@ the names of the weights are taken from the model.
 
 import numpy as np
 
-from fst.images import CNNViTConfig, ImageClassifierConfig, ViTConfig
+from fst.baselines import CNNViTConfig, ViTConfig
+from fst.vision import ImageClassifierConfig
 from restatement import (
     Weights,
     attention,

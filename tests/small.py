@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from fst import FunctionSpaceConfig, FunctionSpaceTransformer, Observations
-from fst.model import build
 
 SMALL = {
     "width": 16,
@@ -42,7 +41,7 @@ def stirred(model: nn.Module) -> nn.Module:
 
 
 def small_model(config: FunctionSpaceConfig | None = None) -> FunctionSpaceTransformer:
-    return stirred(build(config or small_config()).double())
+    return stirred(FunctionSpaceTransformer(config or small_config()).double())
 
 
 def some_observations(

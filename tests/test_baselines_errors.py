@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from fst import Observations
+from fst.base import build_model as build
 from fst.baselines import (
     DeepONetConfig,
     FNOConfig,
     GridTransolverConfig,
     PerceiverIOConfig,
     TransolverConfig,
-    build,
 )
 from small_baselines import (
     GRID,
@@ -50,7 +50,7 @@ def test_impossible_sizes_are_named(make, message):
 
 
 def test_build_names_what_it_got():
-    with pytest.raises(TypeError, match="config must describe a baseline, got dict"):
+    with pytest.raises(TypeError, match="config must describe a model, got dict"):
         build({})
 
 
@@ -168,7 +168,8 @@ def test_what_all_models_check(name):
 WITHOUT_THE_PACKAGE = """
 import sys
 sys.modules["neuralop"] = None  # what Python does when an import has failed
-from fst.baselines import FNOConfig, PerceiverIOConfig, build
+from fst.base import build_model as build
+from fst.baselines import FNOConfig, PerceiverIOConfig
 build(PerceiverIOConfig(width=8, heads=2, latents=4, layers=1))
 try:
     build(FNOConfig())

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fst import Observations, parameter_count
+from fst.base import build_model as build
 from fst.baselines import (
     FNO,
     DeepONetConfig,
@@ -12,7 +13,6 @@ from fst.baselines import (
     GridTransolverConfig,
     PerceiverIOConfig,
     TransolverConfig,
-    build,
 )
 from restatement import Weights, attention, fourier, layer_norm, linear, mlp, softmax
 from small_baselines import (

@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file
 
 import fst
+from fst.base import build_model as build
 from fst.baselines import (
     DeepONetConfig,
     FNOConfig,
     PerceiverIOConfig,
     TransolverConfig,
-    build,
 )
 from fst.metrics import relative_l2, squared_relative_l2
 from small_baselines import (

@@ -48,6 +48,20 @@ def test_every_section_gives_rows_without_errors(everything: dict) -> None:
     assert everything["environment"]["versions"]["torch"] == torch.__version__
 
 
+def test_the_optimisers_steps_are_the_exact_ones(tmp_path: Path) -> None:
+    arguments = ["--out", str(tmp_path), "--device", "cpu", "--quick", "--rounds", "1"]
+    module("optimizer").main(arguments)
+    rows = json.loads((tmp_path / "optimizer.json").read_text())["rows"]
+    agreement = {row["optimizer"]: row for row in rows if row["section"] == "agreement"}
+    assert set(agreement) == {"adam", "adamw", "muon"}
+    for row in agreement.values():
+        assert row["recorded_equals_eager"]
+        assert row["eager_adam_parameters"] < 2e-4
+    assert agreement["muon"]["eager_muon_parameters"] < 0.02  # Newton-Schulz in bfloat16
+    measured = [row["optimizer"] for row in rows if row["section"] == "training"]
+    assert measured == ["adam, eager", "muon, eager", "adam, torch"]
+
+
 def test_on_a_cpu_both_paths_train_alike(everything: dict) -> None:
     losses = {row["entry"]: row["losses"] for row in everything["sections"]["agreement"]}
     assert losses["fast, start 1"] == losses["plain, start 1"]

@@ -98,7 +98,7 @@ def test_one_table_with_all_that_was_asked(finished):
 
 
 def count(model: str) -> int:
-    built = fst.recipes.recipe.build_model(small(f"{TASK}/{model}").model)
+    built = fst.base.build_model(small(f"{TASK}/{model}").model)
     return sum(parameter.numel() for parameter in built.parameters())
 
 
@@ -352,7 +352,7 @@ def test_other_settings_are_refused(finished, data, name):
 def without_fno(config):
     if isinstance(config, FNOConfig):
         raise ImportError("FNO needs the package neuraloperator")
-    return fst.recipes.recipe.build_model(config)
+    return fst.base.build_model(config)
 
 
 def test_fno_without_its_package(tmp_path, data, monkeypatch):

@@ -2,8 +2,8 @@
 
 import torch
 
+from fst.base import build_model as build
 from fst.evaluation_points import FixedPoints, ResampledPoints
-from fst.model import build
 from small import small_config, small_model, some_observations, some_queries
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from evaluation_fakes import COST, burgers_test, made_row, waves
-from fst.base import PointDraws
+from fst.base import build_model as build
 from fst.classifiers import Classifier
 from fst.data.image_decoding import View
 from fst.data.image_samples import ResidentImages, StreamedImages
@@ -31,8 +31,9 @@ from fst.evaluation.report import report
 from fst.evaluation.rows import Origin, Row, read_rows
 from fst.evaluation.runs import RESULTS, read_origin
 from fst.evaluation.tables import cost_table
-from fst.images import ImageClassifierConfig, build
+from fst.evaluation_points import PointDraws
 from fst.training.batches import in_order
+from fst.vision import ImageClassifierConfig
 from image_fakes import image_files, write_folder
 
 CLASSES = tuple("abcdefgh")

@@ -7,17 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fst.base import Model, PointDraws, parameter_count
+from fst.base import Model, parameter_count
+from fst.base import build_model as build
+from fst.baselines import CNNViTConfig, VisionTransformer, ViTConfig
 from fst.classifiers import Classifier
-from fst.images import (
-    CNNViTConfig,
-    ImageClassifier,
-    ImageClassifierConfig,
-    VisionTransformer,
-    ViTConfig,
-    build,
-)
+from fst.evaluation_points import PointDraws
 from fst.pretrained import PretrainedError
+from fst.vision import ImageClassifier, ImageClassifierConfig
 from images_restatement import (
     ImageRestatement,
     encode_patch,
@@ -330,7 +326,7 @@ def test_configurations_that_cannot_work_are_named(name, changes, message):
 
 
 def test_build_names_what_it_was_given():
-    with pytest.raises(TypeError, match="must describe an image model, got str"):
+    with pytest.raises(TypeError, match="must describe a model, got str"):
         build("vit")
 
 

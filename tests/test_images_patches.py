@@ -6,8 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch.autograd.graph import saved_tensors_hooks
 
 from fst.base import parameter_count
-from fst.images.config import patch_grid
-from fst.images.patches import PatchEncoder, PatchGrid, cut
+from fst.vision import PatchEncoder, PatchGrid, cut, patch_grid
 
 
 def test_patches_are_cut_row_by_row():

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from fst.base import build_model as build
+from fst.baselines import ViTConfig
 from fst.cli import USER_ERROR, main
 from fst.commands.predict_images import predict_images
 from fst.data.errors import DataError
 from fst.data.image_decoding import View, decode
-from fst.images import ViTConfig, build
 from image_fakes import encoded, image_files, picture, write_folder, write_tar
 from small import small_config, small_model
 

@@ -10,11 +10,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fst.attention import Attention
-from fst.images.patches import PatchGrid
-from fst.images.read import DistanceAttention, DistanceBias, DistanceRead, two_parts
-from fst.layer import Read
+from fst.kernels.modules import (
+    PackedWeights,
+    attend_to_patches,
+    key_channels,
+    patch_memory,
+    query_channels,
+    two_parts,
+)
+from fst.layer import Context, Read
+from fst.nn import Attention
 from fst.types import Anchors
+from fst.vision import DistanceAttention, DistanceBias, DistanceRead, PatchGrid
 
 GRIDS = [(14, 14), (8, 8), (16, 16), (3, 7)]
 SIGMAS = [0.03, 0.20, 0.60]
@@ -61,10 +68,18 @@ def attend_in_full(
     return attention.output((logits.softmax(dim=-1) @ value).transpose(1, 2).flatten(-2))
 
 
+def attend_plainly(
+    attention: DistanceAttention, tokens: Tensor, patches: Tensor, positions: Tensor
+) -> Tensor:
+    return attention(tokens, attention.precompute(patches, positions))
+
+
 def attend(
     attention: DistanceAttention, tokens: Tensor, patches: Tensor, positions: Tensor
 ) -> Tensor:
-    return attention(tokens, attention.remember(patches, positions))
+    """With the bias as extra channels, as on a GPU."""
+    memory = patch_memory(attention, patches, None, positions, PackedWeights())
+    return attend_to_patches(attention, tokens, None, memory)
 
 
 def rms(difference: Tensor) -> float:
@@ -78,16 +93,17 @@ def test_equals_the_bias_added_in_full(grid, sigma):
     inputs = inputs_of(attention)
     expected = attend_in_full(attention, *inputs)
     torch.testing.assert_close(attend(attention, *inputs), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(attend_plainly(attention, *inputs), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("width", "heads"), [(12, 2), (20, 2), (16, 1)])
 def test_any_head_size(width, heads):
     attention = attention_with((3, 7), 0.1, width, heads)
     inputs = inputs_of(attention)
-    memory = attention.remember(*inputs[1:])
-    assert memory.patches.keys.shape[-1] % 8 == 0
+    memory = patch_memory(attention, inputs[1], None, inputs[2], PackedWeights())
+    assert memory.memory.shape[-1] % 8 == 0
     expected = attend_in_full(attention, *inputs)
-    torch.testing.assert_close(attention(inputs[0], memory), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(attend(attention, *inputs), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("sigma", SIGMAS)
@@ -127,8 +143,8 @@ def test_bfloat16_channels_hold_the_bias():
         for sigma in SIGMAS:
             attention = attention_with(grid, sigma)
             positions = inputs_of(attention)[2]
-            queries = attention.bias.of_queries(positions, torch.bfloat16).double()
-            keys = attention.bias.of_keys(torch.bfloat16).double()
+            queries = query_channels(attention, positions, torch.bfloat16).double()
+            keys = key_channels(attention, torch.bfloat16).double()
             error = queries @ keys.mT / math.sqrt(attention.head_size)
             error = error - bias_in_full(attention, positions)[:, 0]
             error = error - error.mean(dim=-1, keepdim=True)
@@ -146,11 +162,9 @@ def test_two_parts_sum_to_the_whole():
 
 def test_patch_centres_are_exact_in_bfloat16():
     largest = 256
-    bias = DistanceBias(PatchGrid(largest, 1), 1.0)
+    attention = DistanceAttention(8, 2, PatchGrid(largest, 1))
     expected = torch.arange(1 - largest, largest, 2, dtype=torch.float64)
-    assert torch.equal(bias.of_keys(torch.bfloat16)[:, 0].double(), expected)
-    with pytest.raises(ValueError, match="at most 256 patches, got 257 by 1"):
-        DistanceBias(PatchGrid(largest + 1, 1), 1.0)
+    assert torch.equal(key_channels(attention, torch.bfloat16)[:, 0].double(), expected)
 
 
 def gradients(attention: DistanceAttention, inputs: list[Tensor], run) -> list[Tensor]:
@@ -166,10 +180,11 @@ def test_gradients_equal_those_of_the_bias_added_in_full(sigma):
     """To tokens, patches, anchors, σ, and the projections of queries and keys."""
     attention = attention_with((8, 8), sigma, 50, 2)
     inputs = inputs_of(attention)
-    found = gradients(attention, inputs, attend)
-    for one, other in zip(found, gradients(attention, inputs, attend_in_full)):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-        assert other.abs().max() > 0
+    wanted = gradients(attention, inputs, attend_in_full)
+    for run in (attend, attend_plainly):
+        for one, other in zip(gradients(attention, inputs, run), wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+            assert other.abs().max() > 0
 
 
 class Whole(torch.nn.Module):
@@ -223,7 +238,7 @@ def test_bfloat16_gradient_of_sigma():
 
 
 def test_sigma_is_bounded_and_starts_as_the_paper_says():
-    bias = DistanceBias(PatchGrid(2, 2), 1.0)
+    bias = DistanceBias(PatchGrid(2, 2))
     assert bias.log_sigma.shape == ()
     assert bias.sigma().item() == pytest.approx(0.20)
     for given, expected in ((1e-3, 0.03), (0.1, 0.1), (5.0, 0.60)):
@@ -279,14 +294,14 @@ def test_the_read_has_the_parameters_of_a_plain_read_and_sigma():
     assert count == {name: x.numel() for name, x in Read(8, Attention(8, 2)).named_parameters()}
 
 
-def test_the_read_remembers_anchors():
+def test_the_read_is_equation_2_with_the_bias():
     read = DistanceRead(8, 2, PatchGrid(2, 2)).double()
     positions = torch.rand(1, 3, 2, dtype=torch.float64)
     anchors = Anchors(positions, positions, positions)
     patches = torch.randn(1, 4, 8, dtype=torch.float64)
     features = torch.randn(1, 3, 8, dtype=torch.float64)
-    observed = read.remember(patches, None, anchors)
+    context = Context(anchors, None, None, read.precompute(patches, anchors), None)
     mixed = attend_in_full(read.attention, read.norm_a(features), read.norm_h(patches), positions)
     expected = features + mixed
     expected = expected + read.feed_forward(read.norm_2(expected))
-    torch.testing.assert_close(read(features, observed), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(read(features, context), expected, rtol=0, atol=1e-12)

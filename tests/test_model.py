@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fst import FunctionSpaceConfig, Observations, parameter_count
-from fst.model import ObserveFirst, build
+from fst import FunctionSpaceConfig, FunctionSpaceTransformer, Observations, parameter_count
+from fst.ablations import ObserveFirstLayer
 from restatement import Restatement
 from small import config_on, small_config, small_model, some_observations, some_queries
 
@@ -41,7 +41,7 @@ def counted(model: torch.nn.Module, name: str) -> int:
 
 @pytest.fixture(scope="module")
 def paper_models() -> tuple[torch.nn.Module, torch.nn.Module]:
-    return build(FunctionSpaceConfig()), build(
+    return FunctionSpaceTransformer(FunctionSpaceConfig()), FunctionSpaceTransformer(
         FunctionSpaceConfig(condition_channels=1, log_condition=True)
     )
 
@@ -178,7 +178,7 @@ def test_what_lies_under_the_mask_may_be_anything():
 
 def test_another_domain_is_the_same_problem():
     unit = small_model()
-    wide = build(small_config(low=(-3.0, 10.0), high=(5.0, 10.5))).double()
+    wide = FunctionSpaceTransformer(small_config(low=(-3.0, 10.0), high=(5.0, 10.5))).double()
     wide.load_state_dict(unit.state_dict())
     observations, queries = some_observations(unit), some_queries(unit)
     moved = Observations(wide.domain.from_unit(observations.positions), observations.values)
@@ -205,7 +205,7 @@ def test_the_batch_does_not_matter():
 
 
 def test_fresh_model_starts_uniform_at_the_initial_scale():
-    model = build(small_config())
+    model = FunctionSpaceTransformer(small_config())
     observations = some_observations(small_model()).to(torch.float32)
     anchors = model(observations).anchors
     rows = anchors.positions.view(2, 4, 5, 2)
@@ -252,7 +252,7 @@ def test_ablations_keep_what_they_say():
 
 def test_observe_first_reads_once():
     model = small_model(small_config(observe="first-step"))
-    assert isinstance(model, ObserveFirst)
+    assert isinstance(model.layer, ObserveFirstLayer)
     calls = []
     model.layer.read.register_forward_hook(lambda *_: calls.append(1))
     model(some_observations(model))
@@ -264,13 +264,13 @@ def test_work_that_does_not_change_is_done_once(monkeypatch):
     calls = {"keys": 0, "square": 0}
     import fst.layer
 
-    remember = model.layer.read.attention.remember
+    keys_values = model.layer.read.attention.keys_values
 
-    def remembering(*arguments):
+    def counting_keys(*arguments):
         calls["keys"] += 1
-        return remember(*arguments)
+        return keys_values(*arguments)
 
-    monkeypatch.setattr(model.layer.read.attention, "remember", remembering)
+    monkeypatch.setattr(model.layer.read.attention, "keys_values", counting_keys)
 
     original = fst.layer.rbf_weights
 
@@ -284,7 +284,7 @@ def test_work_that_does_not_change_is_done_once(monkeypatch):
 
 
 def test_predictor_has_its_own_learning_rate_group():
-    model = build(FunctionSpaceConfig())
+    model = FunctionSpaceTransformer(FunctionSpaceConfig())
     groups = model.learning_rate_groups()
     sizes = {name: sum(p.numel() for p in group) for name, group in groups.items()}
     assert sizes["predictor"] == 39_888 + 4_464 + 669_312 + 13_920
@@ -292,7 +292,7 @@ def test_predictor_has_its_own_learning_rate_group():
 
 
 def test_autocast_keeps_coordinates_in_float32():
-    model = build(small_config())
+    model = FunctionSpaceTransformer(small_config())
     observations = some_observations(small_model()).to(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         field = model.represent(observations)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import fst
-from fst.model import FunctionSpaceTransformer, ObserveFirst
+from fst.baselines import PerceiverIO
+from fst.model import FunctionSpaceTransformer
 from fst.pretrained import PretrainedError
 from small import small_config, small_model, some_observations, some_queries
 
@@ -25,7 +26,7 @@ def saved(tmp_path):
 def test_a_model_comes_back_whole(saved, load):
     model, folder = saved
     loaded = load(folder)
-    assert type(loaded) is ObserveFirst
+    assert type(loaded) is FunctionSpaceTransformer
     assert loaded.config == model.config
     observations, queries = some_observations(model).to(torch.float32), some_queries(model).float()
     assert torch.equal(loaded(observations)(queries), model(observations)(queries))
@@ -35,7 +36,15 @@ def test_a_model_of_another_kind_is_refused(saved, tmp_path):
     plain = small_model().float()
     plain.save_pretrained(tmp_path / "plain")
     with pytest.raises(PretrainedError, match="holds a 'FunctionSpaceTransformer', expected"):
-        ObserveFirst.from_pretrained(tmp_path / "plain")
+        PerceiverIO.from_pretrained(tmp_path / "plain")
+
+
+def test_models_saved_under_a_former_name_load(saved):
+    """`observe="first-step"` was a class of its own."""
+    model, folder = saved
+    damage(folder, lambda d: d.__setitem__("model", "ObserveFirst"))
+    loaded = fst.from_pretrained(folder)
+    assert loaded.config == model.config
 
 
 def damage(folder, change):

@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck
 
 from fst import rbf_blend
-from fst.rbf import rbf_logits, rbf_weights
+from fst.rbf import rbf_weights, squared_distances
 
 
 def scattered(points=7, anchors=12, axes=2, scale=0.1, dtype=torch.float64):
@@ -67,11 +67,11 @@ def test_nothing_under_or_overflows(dtype, scale):
     assert blended[0, 0, 0].item() == pytest.approx(2 - 1 / (1 + math.exp(gap)), rel=1e-5)
 
 
-def test_float32_logits_are_good_to_rounding():
+def test_float32_distances_are_good_to_rounding():
     points, anchors, scales, _ = scattered(points=200, anchors=300, scale=0.02)
-    single = rbf_logits(points.float(), anchors.float(), scales.float()).double()
-    # Rounding of the inputs themselves moves a logit by its own derivative: compare like inputs.
-    exact = rbf_logits(*(x.float().double() for x in (points, anchors, scales)))
+    single = squared_distances(points.float(), anchors.float(), scales.float()).double()
+    # Rounding of the inputs themselves moves a distance by its own derivative: compare like inputs.
+    exact = squared_distances(*(x.float().double() for x in (points, anchors, scales)))
     torch.testing.assert_close(single, exact, rtol=1e-6, atol=1e-6)
 
 

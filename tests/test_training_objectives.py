@@ -54,19 +54,16 @@ def wave_trainer(settings: TrainingSettings) -> Trainer:
 
 
 def gradients(trainer: Trainer) -> dict[str, Tensor]:
-    """The gradient that the optimiser gets in the next update."""
-    caught: dict[str, Tensor] = {}
-
-    def catch(*_: object) -> None:
-        for name, parameter in trainer.model.named_parameters():
-            assert parameter.grad is not None
-            caught[name] = parameter.grad.clone()
-
-    handle = trainer.optimizer.register_step_pre_hook(catch)
+    """The gradient that the optimiser steps with in the next update, clipped."""
     trainer.update()
     trainer.read()
-    handle.remove()
-    return caught
+    update = trainer.optimizer._update
+    assert update is not None
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    pairs = zip(update._parameters, update._gradients, strict=True)
+    found = {names[id(parameter)]: gradient.clone() for parameter, gradient in pairs}
+    assert len(found) == len(names)
+    return found
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])

@@ -10,10 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fst.base import PointDraws
 from fst.data.samples import Batch, Samples, Statistics, random_subsets
 from fst.data.splits import TrainingSplit, ValidationSplit
-from fst.evaluation_points import ResampledPoints
+from fst.evaluation_points import PointDraws, ResampledPoints
 from fst.operators import Operator, Output
 from fst.training import RunFolder, Summary, TrainingSettings, train
 from fst.training.schedules import WarmupCosine
@@ -185,3 +184,4 @@ def tiny_train(
 
 # Five solutions over two processes, and three validation batches: shares are never equal.
 RANKS_SETTINGS = tiny_settings(average=0.8, augment=True, log_every=4)
+MUON_RANKS_SETTINGS = dataclasses.replace(RANKS_SETTINGS, optimizer="muon", weight_decay=0.1)

@@ -11,12 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fst.base import PointDraws
 from fst.classifiers import Classifier
 from fst.data.image_samples import ImageBatch
 from fst.data.samples import Rows
 from fst.data.splits import TrainingSplit, ValidationSplit
-from fst.evaluation_points import ResampledPoints
+from fst.evaluation_points import PointDraws, ResampledPoints
 from fst.training import RunFolder, Summary, TrainingSettings, train
 from fst.training.objectives import CrossEntropy
 from training_fakes import tiny_settings

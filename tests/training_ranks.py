@@ -5,10 +5,20 @@ import signal
 import sys
 from pathlib import Path
 
+import torch
+
 from fst.training import Interrupted
+from fst.training.loop import build_accelerator
 from fst.training.processes import end
 from fst.training.trainer import Trainer
-from training_fakes import RANKS_SETTINGS, tiny_train
+from training_fakes import (
+    MUON_RANKS_SETTINGS,
+    RANKS_SETTINGS,
+    TinyConfig,
+    TinyModel,
+    WaveSamples,
+    tiny_train,
+)
 from training_images import IMAGE_RANKS_SETTINGS, image_train, streamed_train
 
 
@@ -29,11 +39,26 @@ def interrupted_on_one_process(path: Path) -> None:
     Trainer.update = update  # type: ignore[method-assign]
 
 
+def equal_weights() -> bool:
+    """Whether all processes have the same weights, to the last bit, after some steps of Muon."""
+    settings = MUON_RANKS_SETTINGS
+    samples = WaveSamples.draw(13, seed=1)
+    accelerator = build_accelerator(settings, torch.device("cpu"))
+    trainer = Trainer(TinyModel(TinyConfig()), samples, samples, settings, accelerator)
+    for _ in range(4):
+        trainer.update()
+    weights = torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
+    one, other = accelerator.gather(weights[None])
+    return torch.equal(one, other)
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     tiny_train(folder / "two", RANKS_SETTINGS)
     interrupted_on_one_process(folder / "interrupted")
     tiny_train(folder / "interrupted", RANKS_SETTINGS, resume=True)
+    tiny_train(folder / "two-muon", MUON_RANKS_SETTINGS)
+    print(f"rank {os.environ['RANK']} has the same weights: {equal_weights()}")
     image_train(folder / "two-images", IMAGE_RANKS_SETTINGS)
     streamed_train(folder / "two-streamed", IMAGE_RANKS_SETTINGS)
     end(0)

@@ -11,30 +11,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fst.base import Model, parameter_count
-from fst.blending import rbf_blend
 from fst.config import FunctionSpaceConfig
 from fst.field import Field
 from fst.model import FunctionSpaceTransformer
-from fst.recorded import Recorded
+from fst.rbf import rbf_blend
 from fst.types import Anchors, Domain, Observations
 
 if TYPE_CHECKING:
-    from fst import data
+    from fst import data, kernels
+    from fst.cuda_graph import CUDAGraphModel
     from fst.recipes import build
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Anchors",
+    "CUDAGraphModel",
     "Domain",
     "Field",
     "FunctionSpaceConfig",
     "FunctionSpaceTransformer",
     "Observations",
-    "Recorded",
     "build",
     "data",
     "from_pretrained",
+    "kernels",
     "parameter_count",
     "rbf_blend",
 ]
@@ -42,15 +43,17 @@ __all__ = [
 
 def from_pretrained(source: str | Path) -> Model:
     """The model, of whatever kind, in a local folder or under that name on the Hugging Face hub."""
-    for models in ("fst.baselines", "fst.images"):  # so that their classes are known
+    for models in ("fst.baselines", "fst.vision"):  # so that their classes are known
         importlib.import_module(models)
     return Model.from_pretrained(source)
 
 
 def __getattr__(name: str) -> Any:
-    """Load recipes and data when they are first asked for: the model alone needs neither."""
+    """Load what the model alone does not need when it is first asked for."""
     if name == "build":
         return importlib.import_module("fst.recipes").build
-    if name == "data":
-        return importlib.import_module("fst.data")
+    if name == "CUDAGraphModel":
+        return importlib.import_module("fst.cuda_graph").CUDAGraphModel
+    if name in ("data", "kernels"):
+        return importlib.import_module(f"fst.{name}")
     raise AttributeError(f"module 'fst' has no attribute {name!r}")

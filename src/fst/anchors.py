@@ -1,24 +1,25 @@
 """Observations to anchors (paper, Appendix A.1, Equations 8, 9 and 10).
 
-Anchors stand on fixed rows: the rows are the product of evenly spaced positions on every axis but
-one, and along that one, the adaptive axis, each row's anchors keep their order while their gaps
-follow the input. A transformer decoder with one learned token per gap reads the observations;
-small heads turn the tokens into gaps and length scales. Everything here lives in the unit box.
+Anchors stand on fixed rows: the product of evenly spaced positions on every axis but one. Along
+that one, the adaptive axis, each row's anchors keep their order while their gaps follow the input.
+A transformer decoder with one learned token per gap reads the observations; zero-initialised heads
+turn the tokens into gaps and length scales. Everything here lives in the unit box.
 """
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from fst.attention import Attention
-from fst.config import FunctionSpaceConfig
-from fst.length_scales import AdaptiveScales, FixedScales, LearnedScales
-from fst.nn import MLP, FeedForward, zero_linear
+from fst.nn import MLP, Attention, FeedForward, zero_linear
 from fst.types import Anchors
 
 GAP_OFFSET = 0.10  # ε_g keeps every gap open
+SHORTEST, LONGEST, INITIAL_SCALE = 0.015, 0.30, 0.03
+LARGEST_ADJUSTMENT = math.log(4)
 
 
 class DecoderBlock(nn.Module):
@@ -37,9 +38,9 @@ class DecoderBlock(nn.Module):
         observed: Float[Tensor, "b n w"],
         mask: Bool[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b j w"]:
-        tokens = self.self_attention.attend_to_self(tokens, self.self_norm, residual=tokens)
-        memory = self.cross_attention.remember(observed, mask)
-        tokens = self.cross_attention(tokens, memory, self.cross_norm, residual=tokens)
+        tokens = tokens + self.self_attention.attend_to_self(self.self_norm(tokens))
+        keys_values = self.cross_attention.keys_values(observed)
+        tokens = tokens + self.cross_attention(self.cross_norm(tokens), keys_values, mask)
         return tokens + self.feed_forward(self.feed_norm(tokens))
 
 
@@ -85,31 +86,62 @@ class AdaptiveCoordinates(nn.Module):
         return ordered_positions(scores.to(torch.promote_types(torch.float32, scores.dtype)))
 
 
-class UniformCoordinates(nn.Module):
-    """Evenly spaced positions, whatever the input (ablation)."""
+class LengthScales(nn.Module, ABC):
+    """Gap tokens in; length scales for refinement and for decoding out, both (b m s)."""
 
-    def __init__(self, rows: int) -> None:
+    @abstractmethod
+    def forward(self, tokens: Float[Tensor, "b j w"]) -> tuple[Tensor, Tensor]: ...
+
+    def logarithms(self) -> list[nn.Parameter]:
+        """Learned logarithms of lengths: their zero is a length of the whole domain."""
+        return []
+
+
+class AdaptiveScales(LengthScales):
+    """Equation 10: learned base scales, adjusted per axis by the input.
+
+    Refinement and decoding have bases of their own and share the adjustment. An anchor between two
+    gaps averages their outputs; the first and last take that of their only gap.
+    """
+
+    def __init__(self, width: int, rows: int, axes: int, anchors: int) -> None:
         super().__init__()
         self.rows = rows
+        self.head = zero_linear(width, rows * axes)
+        self.refinement_base = nn.Parameter(torch.full((anchors,), math.log(INITIAL_SCALE)))
+        self.decoding_base = nn.Parameter(torch.full((anchors,), math.log(INITIAL_SCALE)))
 
-    def forward(self, tokens: Float[Tensor, "b j w"]) -> Float[Tensor, "b p j+1"]:
-        batch, gaps, _ = tokens.shape
-        dtype = torch.promote_types(torch.float32, tokens.dtype)
-        even = torch.linspace(0, 1, gaps + 1, dtype=dtype, device=tokens.device)
-        return even.expand(batch, self.rows, -1)
+    def forward(self, tokens: Float[Tensor, "b j w"]) -> tuple[Tensor, Tensor]:
+        outputs = self.head(tokens).unflatten(-1, (self.rows, -1)).transpose(1, 2)  # b p j s
+        outputs = outputs.to(torch.promote_types(torch.float32, outputs.dtype))
+        between = 0.5 * (outputs[:, :, 1:] + outputs[:, :, :-1])
+        outputs = torch.cat((outputs[:, :, :1], between, outputs[:, :, -1:]), dim=2)
+        adjustment = LARGEST_ADJUSTMENT * torch.tanh(outputs.flatten(1, 2))
+        refinement, decoding = (
+            torch.exp(base[:, None] + adjustment).clamp(SHORTEST, LONGEST)
+            for base in (self.refinement_base, self.decoding_base)
+        )
+        return refinement, decoding
+
+    def logarithms(self) -> list[nn.Parameter]:
+        return [self.refinement_base, self.decoding_base]
 
 
-class NoTokens(nn.Module):
-    """In place of `GapTokens` where neither coordinates nor scales read them (ablation)."""
+class LearnedScales(LengthScales):
+    """One scalar per anchor, learned and the same for every input (images)."""
 
-    def __init__(self, gaps: int) -> None:
+    def __init__(self, axes: int, anchors: int) -> None:
         super().__init__()
-        self.gaps = gaps
+        self.axes = axes
+        self.base = nn.Parameter(torch.full((anchors,), math.log(INITIAL_SCALE)))
 
-    def forward(
-        self, inputs: Float[Tensor, "b n i"], mask: Bool[Tensor, "b n"] | None
-    ) -> Float[Tensor, "b j w"]:
-        return inputs.new_zeros(len(inputs), self.gaps, 1)
+    def forward(self, tokens: Float[Tensor, "b j w"]) -> tuple[Tensor, Tensor]:
+        scales = self.base.exp().clamp(SHORTEST, LONGEST)
+        scales = scales[:, None].expand(len(tokens), -1, self.axes)
+        return scales, scales
+
+    def logarithms(self) -> list[nn.Parameter]:
+        return [self.base]
 
 
 def row_positions(rows: Sequence[int], like: Tensor) -> Float[Tensor, "p r"]:
@@ -130,9 +162,9 @@ class AnchorPredictor(nn.Module):
 
     def __init__(
         self,
-        tokens: GapTokens | NoTokens,
-        coordinates: AdaptiveCoordinates | UniformCoordinates,
-        scales: AdaptiveScales | LearnedScales | FixedScales,
+        tokens: nn.Module,
+        coordinates: nn.Module,
+        scales: LengthScales,
         rows: Sequence[int],
         adaptive_axis: int,
     ) -> None:
@@ -154,37 +186,5 @@ class AnchorPredictor(nn.Module):
 
     def predicting(self) -> list[nn.Parameter]:
         """The parameters that read the input: those the paper trains at a rate of their own."""
-        heads = [self.scales.head] if isinstance(self.scales, AdaptiveScales) else []
-        modules = [self.tokens, self.coordinates, *heads]
-        return [parameter for module in modules for parameter in module.parameters()]
-
-    def logarithms(self) -> list[nn.Parameter]:
-        """The learned length scales: logarithms, whose zero is a length of the whole domain."""
-        if isinstance(self.scales, AdaptiveScales):
-            return [self.scales.refinement_base, self.scales.decoding_base]
-        return list(self.scales.parameters())
-
-
-def build_predictor(config: FunctionSpaceConfig, inputs: int) -> AnchorPredictor:
-    """The predictor a configuration asks for; `inputs` features describe each observation."""
-    width, rows, axes = config.predictor_width, config.row_count, config.domain.axes
-    gaps = config.anchors_per_row - 1
-    coordinates = (
-        AdaptiveCoordinates(width, rows)
-        if config.coordinates == "adaptive"
-        else UniformCoordinates(rows)
-    )
-    scales: AdaptiveScales | LearnedScales | FixedScales
-    if config.length_scales == "adaptive":
-        scales = AdaptiveScales(width, rows, axes, config.anchors)
-    elif config.length_scales == "learned":
-        scales = LearnedScales(axes, config.anchors)
-    else:
-        scales = FixedScales(axes, config.anchors)
-    reads_input = "adaptive" in (config.coordinates, config.length_scales)
-    tokens = (
-        GapTokens(inputs, width, config.predictor_heads, config.predictor_blocks, gaps)
-        if reads_input
-        else NoTokens(gaps)
-    )
-    return AnchorPredictor(tokens, coordinates, scales, config.rows, config.adaptive_axis)
+        others = {id(parameter) for parameter in self.scales.logarithms()}
+        return [parameter for parameter in self.parameters() if id(parameter) not in others]

@@ -7,26 +7,15 @@ classifiers add what goes in and what comes out.
 
 from abc import ABC
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
 from fst import pretrained
+from fst.evaluation_points import PointDraws
 
-
-class PointDraws(NamedTuple):
-    """Raw random choices of evaluation points for R refinement steps, shared by the batch."""
-
-    anchor_indices: Int[Tensor, "r a"]
-    uniform: Float[Tensor, "r u s"]
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> "PointDraws":
-        return PointDraws(
-            self.anchor_indices.to(device, non_blocking=True),
-            self.uniform.to(device, dtype, non_blocking=True),
-        )
+# Classes that have become choices of another's configuration.
+FORMER_NAMES = {"ObserveFirst": "FunctionSpaceTransformer"}
 
 
 class PointStream(Protocol):
@@ -71,6 +60,7 @@ class Model(nn.Module, ABC):
         folder = pretrained.find(source)
         name, config, weights = pretrained.read(folder)
         known = {kind.__name__: kind for kind in _family(cls)}
+        name = FORMER_NAMES.get(name, name)
         if name not in known:
             raise pretrained.PretrainedError(
                 f"{folder}: holds a {name!r}, expected one of {', '.join(sorted(known))}"
@@ -84,6 +74,15 @@ class Model(nn.Module, ABC):
         except RuntimeError as error:
             raise pretrained.PretrainedError(f"{folder}: weights do not fit: {error}") from None
         return model
+
+
+def build_model(config: Any) -> Model:
+    """The untrained model a configuration describes, on the CPU in float32."""
+    for kind in _family(Model):
+        if getattr(kind, "config_type", None) is type(config):
+            build: Any = kind
+            return build(config)
+    raise TypeError(f"config must describe a model, got {type(config).__name__}")
 
 
 def _family(cls: type[Model]) -> list[type[Model]]:

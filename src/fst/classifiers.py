@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fst.base import Model, PointDraws
+from fst.base import Model
+from fst.evaluation_points import PointDraws
 
 # Mean and deviation of the red, green and blue of ImageNet's training photographs.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

@@ -25,6 +25,7 @@ from fst.commands import predict_images as predict_images_command
 from fst.commands import recipes as recipe_commands
 from fst.commands import search as search_command
 from fst.commands import train as train_command
+from fst.commands.records import write_records
 from fst.data import PointData
 from fst.evaluation.protocol import EvaluationError
 from fst.evaluation.report import report as write_report
@@ -173,6 +174,22 @@ def report(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
     if not runs:
         raise EvaluationError("name at least one run: fst report RUN... --out DIR")
     console.print(f"wrote {write_report(list(runs), out)}")
+
+
+@app.command
+def records(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
+    """Add what scored runs reached, in how many seconds and on what, to a list (JSON).
+
+    Args:
+        runs: Folders of runs that fst evaluate has scored.
+        out: The list; runs of the same name in it are replaced.
+    """
+    if not runs:
+        raise EvaluationError("name at least one run: fst records RUN... --out FILE")
+    for record in write_records(list(runs), out):
+        console.print(
+            f"{record['run']}: {record['error']:.5f} after {record['seconds']:g} s of updates"
+        )
 
 
 @app.command

@@ -8,6 +8,22 @@ from fst.nn import Spacing
 from fst.types import Domain
 
 
+def check_sizes(config: object, **least: int) -> None:
+    """Raise unless each of these sizes is at least so large."""
+    for name, smallest in least.items():
+        if getattr(config, name) < smallest:
+            raise ValueError(f"{name} must be at least {smallest}, got {getattr(config, name)}")
+
+
+def check_heads(config: object, width: str, heads: str) -> None:
+    """Raise unless the width of this name is a multiple of the number of heads."""
+    if getattr(config, width) % getattr(config, heads):
+        raise ValueError(
+            f"{width} must be a multiple of {heads}, "
+            f"got {getattr(config, width)} and {getattr(config, heads)}"
+        )
+
+
 @dataclass(frozen=True)
 class FunctionSpaceConfig:
     """Everything that shapes the model. The defaults are the paper's Burgers model.
@@ -51,25 +67,23 @@ class FunctionSpaceConfig:
 
     def __post_init__(self) -> None:
         axes = Domain(self.low, self.high).axes
-        least = {
-            "value_channels": 1,
-            "output_channels": 1,
-            "condition_channels": 0,
-            "width": 1,
-            "fourier_bands": 1,
-            "anchors_per_row": 2,
-            "refinement_steps": 1,
-            "points_from_anchors": 0,
-            "points_from_sobol": 0,
-            "predictor_blocks": 1,
-            "heads": 1,
-            "predictor_heads": 1,
-            "predictor_width": 1,
-            "condition_width": 1,
-        }
-        for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
+        check_sizes(
+            self,
+            value_channels=1,
+            output_channels=1,
+            condition_channels=0,
+            width=1,
+            heads=1,
+            fourier_bands=1,
+            condition_width=1,
+            anchors_per_row=2,
+            predictor_width=1,
+            predictor_heads=1,
+            predictor_blocks=1,
+            refinement_steps=1,
+            points_from_anchors=0,
+            points_from_sobol=0,
+        )
         if not 0 <= self.adaptive_axis < axes:
             raise ValueError(f"adaptive_axis must be in 0..{axes - 1}, got {self.adaptive_axis}")
         if len(self.rows) != axes - 1 or any(count < 1 for count in self.rows):
@@ -90,12 +104,8 @@ class FunctionSpaceConfig:
                 "refinement length scales cannot be learned: set length_scales to 'fixed' or "
                 "'learned'"
             )
-        if self.width % self.heads or self.predictor_width % self.predictor_heads:
-            raise ValueError(
-                f"width ({self.width}) must be a multiple of heads ({self.heads}), and "
-                f"predictor_width ({self.predictor_width}) of predictor_heads "
-                f"({self.predictor_heads})"
-            )
+        check_heads(self, "width", "heads")
+        check_heads(self, "predictor_width", "predictor_heads")
 
     @property
     def domain(self) -> Domain:

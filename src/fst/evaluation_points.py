@@ -5,11 +5,26 @@ the same points on every device, and a run resumes by storing the position alone
 shared by the batch: a prediction does not depend on what else is in its batch.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from fst.base import PointDraws
+
+class PointDraws(NamedTuple):
+    """Raw random choices of evaluation points for R refinement steps, shared by the batch."""
+
+    anchor_indices: Int[Tensor, "r a"]
+    uniform: Float[Tensor, "r u s"]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "PointDraws":
+        return PointDraws(
+            self.anchor_indices.to(device, non_blocking=True),
+            self.uniform.to(device, dtype, non_blocking=True),
+        )
 
 
 class ResampledPoints:

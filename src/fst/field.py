@@ -1,37 +1,63 @@
 """The field: anchors and their refined features, callable anywhere in the domain (Equation 6)."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from fst import kernels
-from fst.blending import field_at, learned
-from fst.decoder import Decoder
-from fst.local import weighty_blend
-from fst.operators import Output, Standardization
-from fst.prepared import Prepared
-from fst.types import Anchors, Domain, check_neighbors, check_queries, product_dtype
-
-if kernels.fused_blend is not None:
-    from fst.kernels.local_blend import compact_order, scattered
-
-# Numbers held at once while a chunk of queries is decoded: weights, logits and hidden layers. A
-# GPU wants many at a time; a CPU is several times faster when they stay in its cache.
-CHUNK_NUMBERS = {"cpu": 2**22, "cuda": 2**25}
-# Queries whose anchors are looked for together; their tiles times all anchors are held at once. A
-# GPU is faster with more of them.
-REGION, GPU_REGION = 2**15, 2**18
-# Bytes held at once where the blend needs no memory of its own, and how many times the width that
-# is for each query, by the size of a number: in half precision most hidden layers are on the chip.
-FUSED_BYTES, FUSED_WIDTHS = 2**30, {2: 8, 4: 12}
+from fst.nn import MLP, FourierFeatures, PointMLP, ResidualFeedForward
+from fst.operators import Output, Standardization, queries_at_once
+from fst.rbf import Blend
+from fst.types import Anchors, Domain, check_neighbors, check_queries
 
 
-def queries_at_once(like: Tensor, numbers: int) -> int:
-    """How many queries to decode at once, where each holds this many numbers."""
-    return max(1, CHUNK_NUMBERS.get(like.device.type, CHUNK_NUMBERS["cuda"]) // numbers)
+class Decoder(nn.Module):
+    """Equation 6: an MLP on [blend, γ(q), condition], with the decoding length scales.
+
+    The MLP is F_θ of the layer's kind, a residual feed-forward, a norm, and an output MLP.
+    """
+
+    def __init__(self, width: int, fourier: FourierFeatures, condition: int, outputs: int) -> None:
+        super().__init__()
+        self.fourier, self.blend = fourier, Blend()
+        self.evaluate = PointMLP(width, fourier.size, condition, 2 * width, width)
+        self.feed_forward = ResidualFeedForward(width)
+        self.norm = nn.LayerNorm(width)
+        self.output = MLP(width, 2 * width, outputs)
+
+    def forward(
+        self,
+        queries: Float[Tensor, "b q s"],
+        anchors: Anchors,
+        features: Float[Tensor, "b m d"],
+        condition: Float[Tensor, "b c"] | None,
+        neighbors: int | None = None,
+    ) -> Float[Tensor, "b q o"]:
+        positions, scales = anchors.positions, anchors.length_scales
+        blended = self.blend(queries, positions, scales, features, neighbors)  # b q d
+        return self.pointwise(blended, queries, condition)
+
+    def pointwise(
+        self,
+        blended: Float[Tensor, "b q d"],
+        queries: Float[Tensor, "b q s"],
+        condition: Float[Tensor, "b c"] | None,
+    ) -> Float[Tensor, "b q o"]:
+        """The MLP: each query by itself."""
+        evaluated = self.evaluate(blended, self.fourier(queries), condition)
+        return self.output(self.norm(self.feed_forward(evaluated)))
+
+    def queries_at_once(
+        self,
+        queries: Float[Tensor, "b q s"],
+        features: Float[Tensor, "b m d"],
+        neighbors: int | None,
+    ) -> int:
+        """How many queries to decode at once, so that weights and hidden layers fit the memory."""
+        del neighbors
+        batch, anchors, width = features.shape
+        return queries_at_once(queries, batch * (4 * anchors + 12 * width))
 
 
 @dataclass(frozen=True)
@@ -65,19 +91,9 @@ class Field(Output):
         self, queries: Float[Tensor, "b q s"], neighbors: int | None = None
     ) -> Float[Tensor, "b q o"]:
         """Values at queries, unchecked and in one piece: the training path."""
-        return self._decode_unit(self.domain.to_unit(queries), neighbors)
-
-    def _decode_unit(
-        self,
-        queries: Float[Tensor, "b q s"],
-        neighbors: int | None = None,
-        prepared: Prepared | None = None,
-    ) -> Float[Tensor, "b q o"]:
-        anchors = self.unit_anchors
-        blended = field_at(
-            queries, anchors.positions, anchors.length_scales, self.features, neighbors
-        )
-        return self._finish(blended, queries, prepared)
+        unit = self.domain.to_unit(queries)
+        values = self.decoder(unit, self.unit_anchors, self.features, self.condition, neighbors)
+        return self.standardization.restore(values)
 
     def __call__(
         self, queries: Float[Tensor, "b q s"], neighbors: int | None = None
@@ -85,81 +101,6 @@ class Field(Output):
         """Values at queries, in chunks that bound the memory; `neighbors` limits the anchors."""
         queries = check_queries(queries, self.domain, self.like)
         check_neighbors(neighbors)
-        if queries.shape[1] == 0:
-            return self.decode(queries)
-        unit = self.domain.to_unit(queries)
-        whole = neighbors is None or neighbors >= self.features.shape[1]
-        fused = whole and self._is_fused()
-        parts = self._fused(unit) if fused else self._in_regions(unit, neighbors)
+        size = self.decoder.queries_at_once(queries, self.features, neighbors)
+        parts = [self.decode(part, neighbors) for part in queries.split(size, dim=1)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-    def in_one_piece(self, queries: Float[Tensor, "b q s"]) -> bool:
-        """Whether all queries are answered at once, by kernels without memory of their own."""
-        return self._is_fused() and self._pieces(queries) == 1
-
-    def _is_fused(self) -> bool:
-        return kernels.fused_blend is not None and kernels.usable(self.like, self.features.shape[2])
-
-    def _pieces(self, queries: Float[Tensor, "b q s"]) -> int:
-        batch, _, width = self.features.shape
-        size = product_dtype(self.features).itemsize
-        held = queries.shape[1] * batch * width * size * FUSED_WIDTHS[size]
-        return math.ceil(held / FUSED_BYTES)
-
-    def _fused(self, queries: Float[Tensor, "b q s"]) -> list[Float[Tensor, "b p o"]]:
-        """Values in equal parts, where a kernel blends without any memory of its own."""
-        parts = queries.tensor_split(max(1, self._pieces(queries)), dim=1)
-        inside, prepared = (queries, self.features, *self.decoder.parameters()), Prepared()
-        if learned(*inside) or not scattered(queries):
-            return [self._decode_unit(part, prepared=prepared) for part in parts]
-        return [self._decode_sorted(part, prepared) for part in parts]
-
-    def _decode_sorted(
-        self, queries: Float[Tensor, "b q s"], prepared: Prepared
-    ) -> Float[Tensor, "b q o"]:
-        """Values at queries in any order: neighbours share the anchors that matter to them."""
-        order = compact_order(queries)[..., None]
-        sorted_queries = queries.gather(1, order.expand_as(queries))
-        values = self._decode_unit(sorted_queries, prepared=prepared)
-        return torch.empty_like(values).scatter_(1, order.expand_as(values), values)
-
-    def _in_regions(
-        self, queries: Float[Tensor, "b q s"], neighbors: int | None
-    ) -> list[Float[Tensor, "b p o"]]:
-        """Values in parts, where the blend holds weights or looks for anchors."""
-        batch, count, width = self.features.shape
-        size = queries_at_once(queries, batch * (4 * count + 12 * width))
-        if self._is_fused():  # the nearest anchors are gone when the decoder's kernels begin
-            size = math.ceil(queries.shape[1] / self._pieces(queries))
-        parts: list[Tensor] = []
-        prepared = Prepared()
-        # Many queries at once, because neighbours among them share their lists of anchors.
-        together = REGION
-        if queries.is_cuda and neighbors is not None:
-            together = max(REGION, GPU_REGION // batch)
-        for region in queries.split(together, dim=1):
-            blended = self._blend(region, neighbors, size)
-            pairs = zip(blended.split(size, dim=1), region.split(size, dim=1), strict=True)
-            parts += [self._finish(*pair, prepared) for pair in pairs]
-        return parts
-
-    def _blend(
-        self, queries: Float[Tensor, "b q s"], neighbors: int | None, size: int
-    ) -> Float[Tensor, "b q d"]:
-        positions, scales = self.unit_anchors.positions, self.unit_anchors.length_scales
-        whole = neighbors is None or neighbors >= positions.shape[1]
-        if whole and queries.device.type == "cpu" and not torch.is_grad_enabled():
-            return weighty_blend(queries, positions, scales, self.features)
-        given = positions, scales, self.features
-        if not whole:
-            return field_at(queries, *given, neighbors)
-        return torch.cat([field_at(part, *given) for part in queries.split(size, dim=1)], dim=1)
-
-    def _finish(
-        self,
-        blended: Float[Tensor, "b q d"],
-        queries: Float[Tensor, "b q s"],
-        prepared: Prepared | None = None,
-    ) -> Float[Tensor, "b q o"]:
-        values = self.decoder(blended, queries, self.condition, prepared)
-        return self.standardization.restore(values)

@@ -4,21 +4,15 @@ Observations enter; a `Field` leaves, which answers queries anywhere in the doma
 coordinates live in the unit box and all values are standardised.
 """
 
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fst.anchors import build_predictor
-from fst.attention import Attention
-from fst.base import PointDraws
+from fst.ablations import build_layer, build_predictor
 from fst.config import FunctionSpaceConfig
-from fst.decoder import Decoder
-from fst.evaluation_points import FixedPoints, ResampledPoints
-from fst.field import Field
-from fst.layer import AnchorSelfAttention, EvaluateMixWrite, FunctionSpaceLayer, Points, Read, Scene
-from fst.nn import MLP, FourierFeatures, Linear, ResidualFeedForward
+from fst.evaluation_points import FixedPoints, PointDraws, ResampledPoints
+from fst.field import Decoder, Field
+from fst.nn import MLP, FourierFeatures, ResidualFeedForward
 from fst.operators import ConditionChannels, Operator
 from fst.types import Observations
 
@@ -43,37 +37,29 @@ class FunctionSpaceTransformer(Operator):
         super().__init__(
             config.domain, config.value_channels, config.output_channels, config.condition_channels
         )
-        self.config = config
-        width, heads = config.width, config.heads
+        self.config, self.anchor_count = config, config.anchors
+        width = config.width
         condition = config.condition_width if config.condition_channels else 0
         fourier = FourierFeatures(config.domain.axes, config.fourier_bands, config.fourier_spacing)
+        inputs = fourier.size + config.value_channels
         self.fourier = fourier
-        self.encode_values = MLP(fourier.size + config.value_channels, width, width)
+        self.encode_values = MLP(inputs, width, width)
         self.encode_feed = ResidualFeedForward(width)
         if condition:
             self.condition = ConditionEncoder(
-                config.condition_channels, config.condition_width, config.log_condition
+                config.condition_channels, condition, config.log_condition
             )
             self.initial_condition = nn.Linear(condition, width)  # C_c
-        self.predict_anchors = build_predictor(
-            config, fourier.size + config.value_channels + condition
-        )
-        self.initial_position = Linear(fourier.size, width, bias=False)  # C_a
-        update = (
-            EvaluateMixWrite(width, heads, fourier, condition)
-            if config.update == "function-space"
-            else AnchorSelfAttention(width, heads)
-        )
-        self.layer = FunctionSpaceLayer(Read(width, Attention(width, heads)), update)
+        self.predict_anchors = build_predictor(config, inputs + condition)
+        self.initial_position = nn.Linear(fourier.size, width, bias=False)  # C_a
+        self.layer = build_layer(config, fourier, condition)
         self.decoder = Decoder(width, fourier, condition, config.output_channels)
 
     def represent(
         self, observations: Observations, draws: PointDraws | None = None, record: bool = False
     ) -> Field:
         """The walk: encode, place anchors, refine. `record` keeps the features of every step."""
-        draws = self.draws_for(observations, draws)
-        mask = observations.mask
-        condition = None
+        mask, condition = observations.mask, None
         if observations.condition is not None:
             condition = self.condition(observations.condition)  # b c
         positions = self.domain.to_unit(observations.positions)
@@ -83,15 +69,19 @@ class FunctionSpaceTransformer(Operator):
             observed = observed.masked_fill(~mask.unsqueeze(-1), 0.0)
 
         tokens = self.encode_feed(self.encode_values(observed))  # b n d
-        anchors = self.predict_anchors(self._with_condition(observed, condition), mask)
+        if condition is not None:
+            spread = condition.unsqueeze(1).expand(-1, observed.shape[1], -1)
+            observed = torch.cat((observed, spread), dim=-1)
+        anchors = self.predict_anchors(observed, mask)
         features = self.initial_position(self.fourier(anchors.positions))  # b m d
         if condition is not None:
             features = features + self.initial_condition(condition).unsqueeze(1)
-        scene = self.layer.remember(tokens, mask, anchors, condition)
+        context = self.layer.precompute(tokens, mask, anchors, condition)
         steps: list[Tensor] = []
-        for features in self.refine(features, scene, draws):  # noqa: B020 (each step replaces it)
-            if record:
-                steps.append(features)
+        for features in self.layer.refine(  # noqa: B020 (each step replaces them)
+            features, context, self.draws_for(observations, draws)
+        ):
+            steps.append(features)
         return Field(
             self.domain,
             anchors,
@@ -99,16 +89,8 @@ class FunctionSpaceTransformer(Operator):
             condition,
             self.decoder,
             self.standardize_outputs,
-            tuple(steps),
+            tuple(steps) if record else (),
         )
-
-    def refine(
-        self, features: Float[Tensor, "b m d"], scene: Scene, draws: PointDraws
-    ) -> Iterator[Float[Tensor, "b m d"]]:
-        """The features after each step; the parameters are shared across steps."""
-        for points in zip(*draws, strict=True):
-            features = self.layer(features, scene, Points(*points))
-            yield features
 
     def forward(
         self, observations: Observations, draws: PointDraws | None = None, record: bool = False
@@ -121,13 +103,19 @@ class FunctionSpaceTransformer(Operator):
         kind = ResampledPoints if config.resample_points else FixedPoints
         return kind(
             config.refinement_steps,
-            config.anchors,
+            self.anchor_count,
             config.points_from_anchors,
             config.points_from_sobol,
             self.domain.axes,
             anchor_seed,
             sobol_seed,
         )
+
+    def draws_for(self, observations: Observations, draws: PointDraws | None = None) -> PointDraws:
+        """The draws given, or those of the configuration's seeds, beside the observations."""
+        if draws is None:  # the same call gives the same answer
+            draws = self.point_stream(self.config.anchor_seed, self.config.sobol_seed).draw()
+        return draws.to(observations.positions.device, observations.positions.dtype)
 
     def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
         predictor = self.predict_anchors.predicting()
@@ -136,39 +124,4 @@ class FunctionSpaceTransformer(Operator):
         return {"main": main, "predictor": predictor} if predictor else {"main": main}
 
     def undecayed(self) -> list[nn.Parameter]:
-        return self.predict_anchors.logarithms()
-
-    def draws_for(self, observations: Observations, draws: PointDraws | None = None) -> PointDraws:
-        """The draws given, or those of the configuration's seeds, beside the observations."""
-        if draws is None:  # the same call gives the same answer
-            stream = self.point_stream(self.config.anchor_seed, self.config.sobol_seed)
-            draws = stream.draw()
-        return draws.to(observations.positions.device, observations.positions.dtype)
-
-    @staticmethod
-    def _with_condition(
-        observed: Float[Tensor, "b n i"], condition: Float[Tensor, "b c"] | None
-    ) -> Float[Tensor, "b n j"]:
-        if condition is None:
-            return observed
-        spread = condition.unsqueeze(1).expand(-1, observed.shape[1], -1)
-        return torch.cat((observed, spread), dim=-1)
-
-
-class ObserveFirst(FunctionSpaceTransformer):
-    """Ablation: only the first refinement step reads the observations."""
-
-    def refine(
-        self, features: Float[Tensor, "b m d"], scene: Scene, draws: PointDraws
-    ) -> Iterator[Float[Tensor, "b m d"]]:
-        step: nn.Module = self.layer
-        for points in zip(*draws, strict=True):
-            features = step(features, scene, Points(*points))
-            step = self.layer.update
-            yield features
-
-
-def build(config: FunctionSpaceConfig) -> FunctionSpaceTransformer:
-    """The untrained model a configuration describes."""
-    kind = ObserveFirst if config.observe == "first-step" else FunctionSpaceTransformer
-    return kind(config)
+        return self.predict_anchors.scales.logarithms()

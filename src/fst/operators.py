@@ -11,8 +11,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fst.base import Model, PointDraws
+from fst.base import Model
+from fst.evaluation_points import PointDraws
 from fst.types import Domain, Observations, check_observations, check_queries
+
+# Numbers held at once while a chunk of queries is decoded: weights, logits and hidden layers. A
+# GPU wants many at a time; a CPU is several times faster when they stay in its cache.
+CHUNK_NUMBERS = {"cpu": 2**22, "cuda": 2**25}
+
+
+def queries_at_once(like: Tensor, numbers: int) -> int:
+    """How many queries to decode at once, where each holds this many numbers."""
+    return max(1, CHUNK_NUMBERS.get(like.device.type, CHUNK_NUMBERS["cuda"]) // numbers)
 
 
 class Standardization(nn.Module):

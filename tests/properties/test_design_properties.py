@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fst.field
+import fst.operators
 from fst import Observations, rbf_blend
-from fst.base import PointDraws
+from fst.evaluation_points import PointDraws
+from fst.kernels import fuse
 from fst.rbf import rbf_weights
 from small import small_config, small_model, some_observations, some_queries
 
@@ -68,7 +69,7 @@ def test_chunks_do_not_matter(monkeypatch, numbers):
     field = model(some_observations(model))
     queries = some_queries(model, count=33)
     whole = field.decode(queries)
-    monkeypatch.setitem(fst.field.CHUNK_NUMBERS, "cpu", numbers)
+    monkeypatch.setitem(fst.operators.CHUNK_NUMBERS, "cpu", numbers)
     torch.testing.assert_close(field(queries), whole, **close)
 
 
@@ -87,12 +88,13 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("neighbors", [None, 3])
-def test_memory_does_not_grow_with_the_queries(monkeypatch, gradients, neighbors):
+@pytest.mark.parametrize("fast", [False, True])
+def test_memory_does_not_grow_with_the_queries(monkeypatch, gradients, neighbors, fast):
     """Beside queries and answers themselves, decoding holds one region and one chunk at a time."""
-    model = small_model()
+    model = fuse(small_model()) if fast else small_model()
     field = model(some_observations(model, batch=1))
-    monkeypatch.setitem(fst.field.CHUNK_NUMBERS, "cpu", 20_000)
-    monkeypatch.setattr(fst.field, "REGION", 256)
+    monkeypatch.setitem(fst.operators.CHUNK_NUMBERS, "cpu", 20_000)
+    monkeypatch.setattr(fst.kernels.modules, "REGION", 256)
     largest = {}
     for count in (1_000, 4_000):
         queries = some_queries(model, batch=1, count=count)

@@ -37,6 +37,7 @@ ADAMW = {"optimizer": "adamw", "weight_decay": 0.1, "log_every": 4}
 VARIANTS: dict[str, Variant] = {
     "plain": Variant(tiny_settings()),
     "averaged": Variant(tiny_settings(average=0.8, log_every=5), dropout=0.2),
+    "muon": Variant(tiny_settings(optimizer="muon", weight_decay=0.1, log_every=4), dropout=0.2),
     "augmented": Variant(tiny_settings(augment=True, **ADAMW)),
     "classifier": Variant(
         image_settings(batch_size=7, accumulate=2, average=0.8, **ADAMW), 0.2, image_train

@@ -14,7 +14,7 @@ import torch
 
 import training_ranks
 from fst.base import Model
-from training_fakes import RANKS_SETTINGS, tiny_train
+from training_fakes import MUON_RANKS_SETTINGS, RANKS_SETTINGS, tiny_train
 from training_images import IMAGE_RANKS_SETTINGS, image_train, streamed_train
 
 # A process that aborts says where its threads were.
@@ -39,6 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """
     folder = tmp_path_factory.mktemp("ranks")
     tiny_train(folder / "one", RANKS_SETTINGS)
+    tiny_train(folder / "one-muon", MUON_RANKS_SETTINGS)
     # One process takes the batch in one part, each of two its share in two.
     whole = dataclasses.replace(IMAGE_RANKS_SETTINGS, accumulate=1)
     image_train(folder / "one-images", whole)
@@ -64,9 +65,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 PAIRS = [
     ("one", "two"),
     ("one", "interrupted"),
+    ("one-muon", "two-muon"),
     ("one-images", "two-images"),
     ("one-streamed", "two-streamed"),
 ]
+# Gradients differ in their last bit; Muon rounds them to bfloat16, where a bit is more.
+LOSSES, WEIGHTS = {"one-muon": 1e-3}, {"one-muon": (1e-2, 1e-3)}
 QUANTITIES = {"loss", "gradient_norm", "learning_rate", "error", "best", "top1_error", "top5_error"}
 
 
@@ -83,7 +87,9 @@ def test_two_processes_give_the_losses_of_one(
     for single, double in zip(one, two, strict=True):
         assert single.keys() == double.keys()
         for quantity in single.keys() & QUANTITIES:
-            assert double[quantity] == pytest.approx(single[quantity], rel=2e-6), quantity
+            assert double[quantity] == pytest.approx(
+                single[quantity], rel=LOSSES.get(alone, 2e-6)
+            ), quantity
 
 
 @pytest.mark.parametrize(("alone", "together"), PAIRS)
@@ -94,15 +100,21 @@ def test_two_processes_select_the_weights_of_one(
     one, two = (
         Model.from_pretrained(folder / run / "best").state_dict() for run in (alone, together)
     )
-    assert all(torch.allclose(one[key], two[key], rtol=1e-4, atol=1e-6) for key in one)
+    rtol, atol = WEIGHTS.get(alone, (1e-4, 1e-6))
+    assert all(torch.allclose(one[key], two[key], rtol=rtol, atol=atol) for key in one)
     environment = json.loads((folder / together / "environment.json").read_text())
     assert environment["hardware"]["processes"] == 2
 
 
+def test_processes_move_to_the_same_bits(runs: tuple[Path, str]) -> None:
+    _, output = runs
+    assert output.count("has the same weights: True") == 2
+
+
 def test_one_process_speaks_and_a_signal_to_one_stops_both(runs: tuple[Path, str]) -> None:
     _, output = runs
-    # The whole run, the resumed one, and two classifiers.
-    assert output.count("finished after step 24") == 4
+    # The whole run, the resumed one, that with Muon, and two classifiers.
+    assert output.count("finished after step 24") == 5
     # The signal came in step 10; the processes next meet at the log line of step 12.
     assert "rank 0 stopped after step 12" in output
     assert "rank 1 stopped after step 12" in output

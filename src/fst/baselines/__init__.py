@@ -1,6 +1,6 @@
-"""The paper's baselines for partial differential equations, as operators like FST.
+"""The paper's baselines, as operators and classifiers like FST.
 
-One file a model. They share FST's call signature, so training, evaluation and the command line
+One file per model. They share FST's call signature, so training, evaluation and the command line
 treat all of them alike.
 """
 
@@ -13,15 +13,17 @@ from fst.baselines.transolver import (
     Transolver,
     TransolverConfig,
 )
-from fst.operators import Operator
-
-BaselineConfig = (
-    FNOConfig | PerceiverIOConfig | TransolverConfig | GridTransolverConfig | DeepONetConfig
+from fst.baselines.vit import (
+    CNNVisionTransformer,
+    CNNViTConfig,
+    VisionTransformer,
+    ViTConfig,
 )
 
 __all__ = [
     "FNO",
-    "BaselineConfig",
+    "CNNViTConfig",
+    "CNNVisionTransformer",
     "DeepONet",
     "DeepONetConfig",
     "FNOConfig",
@@ -31,21 +33,6 @@ __all__ = [
     "PerceiverIOConfig",
     "Transolver",
     "TransolverConfig",
-    "build",
+    "ViTConfig",
+    "VisionTransformer",
 ]
-
-
-def build(config: BaselineConfig) -> Operator:
-    """The untrained model a configuration describes."""
-    match config:
-        case FNOConfig():
-            return FNO(config)
-        case PerceiverIOConfig():
-            return PerceiverIO(config)
-        case GridTransolverConfig():  # before the kind it derives from
-            return GridTransolver(config)
-        case TransolverConfig():
-            return Transolver(config)
-        case DeepONetConfig():
-            return DeepONet(config)
-    raise TypeError(f"config must describe a baseline, got {type(config).__name__}")

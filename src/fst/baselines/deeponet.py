@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fst.base import PointDraws
 from fst.baselines.inputs import check_sizes
 from fst.baselines.outputs import ChunkedOutput
+from fst.evaluation_points import PointDraws
 from fst.operators import Operator
 from fst.types import Domain, Observations
 

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fst.base import PointDraws
 from fst.baselines.inputs import check_sizes
 from fst.baselines.outputs import GridOutput, check_observed_once, observed_cells, place_on_grid
+from fst.evaluation_points import PointDraws
 from fst.operators import ConditionChannels, Operator
 from fst.types import Domain, Observations
 

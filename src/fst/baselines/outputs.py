@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fst.field import queries_at_once
-from fst.operators import Output
+from fst.operators import Output, queries_at_once
 from fst.types import Domain, Observations, check_queries
 
 # How far from a grid point, in grid steps, a coordinate may be and still mean that point: well

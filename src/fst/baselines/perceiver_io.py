@@ -17,16 +17,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from fst.attention import Attention
-from fst.base import PointDraws
 from fst.baselines.inputs import check_heads, check_sizes, without_padding
 from fst.baselines.outputs import ChunkedOutput
+from fst.evaluation_points import PointDraws
 from fst.model import ConditionEncoder
-from fst.nn import MLP, FourierFeatures, Spacing
+from fst.nn import MLP, Attention, FourierFeatures, Spacing
 from fst.operators import Operator
 from fst.types import Domain, Observations
 
-LATENT_DEVIATION = 0.02  # of the latents' truncated normal initialisation, as in Perceiver
+LATENT_STD = 0.02  # of the latents' truncated normal initialisation, as in Perceiver
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class SelfBlock(nn.Module):
         self.feed_forward = MLP(width, width, width)
 
     def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
-        tokens = self.attention.attend_to_self(tokens, self.norm, residual=tokens)
+        tokens = tokens + self.attention.attend_to_self(self.norm(tokens))
         return tokens + self.feed_forward(self.feed_norm(tokens))
 
 
@@ -96,8 +95,8 @@ class CrossBlock(nn.Module):
         read: Float[Tensor, "b n d"],
         mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b p d"]:
-        memory = self.attention.remember(read, mask, self.memory_norm)
-        tokens = self.attention(tokens, memory, self.norm, residual=tokens)
+        keys_values = self.attention.keys_values(self.memory_norm(read))
+        tokens = tokens + self.attention(self.norm(tokens), keys_values, mask)
         return tokens + self.feed_forward(self.feed_norm(tokens))
 
 
@@ -118,7 +117,7 @@ class PerceiverIO(Operator):
         self.embed_position = MLP(self.fourier.size, width, width)
         self.embed_value = nn.Linear(config.value_channels, width)
         self.latents = nn.Parameter(torch.empty(config.latents, width))
-        nn.init.trunc_normal_(self.latents, std=LATENT_DEVIATION)
+        nn.init.trunc_normal_(self.latents, std=LATENT_STD)
         if config.condition_channels:
             self.condition = ConditionEncoder(
                 config.condition_channels, width, config.log_condition

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fst.base import PointDraws
 from fst.baselines.inputs import check_heads, check_sizes, without_padding
 from fst.baselines.outputs import GridOutput, check_observed_once, observed_cells, place_on_grid
 from fst.baselines.physics_attention import PointNetwork
+from fst.evaluation_points import PointDraws
 from fst.operators import Operator, Output
 from fst.types import Domain, Observations, check_queries
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from fst.base import parameter_count
+from fst.base import build_model, parameter_count
 from fst.commands import train as train_command
 from fst.commands.contestant import INTERRUPTED, OTHER_DATA, ComparisonFolder, note_failure
 from fst.commands.kept import (
@@ -45,7 +45,7 @@ from fst.evaluation.runs import RESULTS
 from fst.pretrained import write_atomically
 from fst.recipes import find
 from fst.recipes.comparison import Compilation, contestant, models_of, seed_of
-from fst.recipes.recipe import Recipe, build_model
+from fst.recipes.recipe import Recipe
 from fst.training.budget import parse_budget
 from fst.training.errors import TrainingError, clear_file_errors
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 import fst.baselines
-import fst.images  # noqa: F401  (both, so that `from_pretrained` knows their names)
+import fst.vision  # noqa: F401  (both, so that `from_pretrained` knows their names)
 from fst.base import Model
 from fst.classifiers import Classifier
 from fst.commands.prediction_files import (

@@ -10,10 +10,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fst.base import parameter_count
+from fst.base import build_model, parameter_count
 from fst.evaluation.rows import RELATIVE_L2
 from fst.recipes import RECIPES, describe, find
-from fst.recipes.recipe import Recipe, build_model
+from fst.recipes.recipe import Recipe
 
 
 def summary(recipe: Recipe) -> dict[str, Any]:

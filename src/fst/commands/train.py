@@ -11,7 +11,7 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 
-from fst.base import Model
+from fst.base import Model, build_model
 from fst.commands.kept import write_json
 from fst.commands.same_recipe import check_same_recipe
 from fst.data import ImageData, PointData, ResidentImages, StreamedImages
@@ -22,7 +22,7 @@ from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.evaluation.protocol import EvaluationSettings
 from fst.operators import Operator
 from fst.recipes import own, own_images
-from fst.recipes.recipe import Recipe, build_model, recipe_from_json
+from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.training.batches import check_batch_size
 from fst.training.errors import TrainingError
 from fst.training.loop import Summary

@@ -5,7 +5,7 @@ lies in the unit box. A smaller grid keeps round(linspace(0, N−1, n)) of each 
 """
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -35,11 +35,3 @@ def boundary_observation_indices(times: int, points: int) -> Int[Tensor, "n 2"]:
     initial = index_product((torch.zeros(1, dtype=torch.long), torch.arange(points)))
     ends = torch.tensor([0, points - 1])
     return torch.cat([initial, index_product((torch.arange(1, times), ends))])
-
-
-def boundary_observation_mask(times: int, points: int) -> Bool[Tensor, "times points"]:
-    """True at the observed places of the whole grid: the second input channel of FNO."""
-    mask = torch.zeros(times, points, dtype=torch.bool)
-    time, cell = boundary_observation_indices(times, points).unbind(dim=1)
-    mask[time, cell] = True
-    return mask

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from rich.console import Console
 from torch import Tensor
 
-from fst.base import PointDraws, parameter_count
+from fst.base import parameter_count
 from fst.classifiers import Classifier
 from fst.data.image_samples import ResidentImages, StreamedImages
 from fst.data.splits import TestSplit
@@ -26,6 +26,7 @@ from fst.evaluation.protocol import (
     show_progress,
 )
 from fst.evaluation.rows import ACCURACIES, Origin, Row, group_errors
+from fst.evaluation_points import PointDraws
 from fst.metrics import top_errors
 from fst.pretrained import to_json
 from fst.training.batches import in_order

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
-from fst.base import PointDraws
 from fst.classifiers import Classifier
 from fst.data.errors import DataError
 from fst.data.splits import TestSplit
@@ -26,7 +25,8 @@ from fst.evaluation.classification import (
 )
 from fst.evaluation.protocol import measuring
 from fst.evaluation.rows import Origin
-from fst.images import ImageClassifier
+from fst.evaluation_points import PointDraws
+from fst.vision import ImageClassifier
 
 
 @dataclass(frozen=True)

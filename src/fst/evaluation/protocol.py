@@ -21,12 +21,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from fst.base import PointDraws, parameter_count
+from fst.base import parameter_count
 from fst.data.atomic import package_version
 from fst.data.samples import Batch, GridSamples, Samples
 from fst.data.splits import TestSplit
 from fst.evaluation.rows import GroupError, Origin, Row, group_errors, mean, shortened
+from fst.evaluation_points import PointDraws
 from fst.field import Field
+from fst.kernels import fuse, fused, unfuse
 from fst.metrics import relative_l2
 from fst.operators import Operator, Output
 from fst.pretrained import to_json
@@ -258,14 +260,16 @@ def grid_of(samples: Samples) -> tuple[int, ...] | None:
 
 @contextmanager
 def measuring(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, float32 throughout; everything is put back afterwards."""
-    training = model.training
-    model.eval()
+    """Fused, evaluation mode, no gradients, float32 throughout; all is put back afterwards."""
+    training, fast = model.training, fused(model)
+    fuse(model).eval()
     try:
         with full_precision(), torch.inference_mode():
             yield
     finally:
         model.train(training)
+        if not fast:
+            unfuse(model)
 
 
 @contextmanager

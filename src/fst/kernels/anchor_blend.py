@@ -1,14 +1,24 @@
 """The blend of features at the anchors, W z_r in every refinement step r, and its gradients.
 
-The weights W (`fst.kernels.weights`) are stored: they serve every step. Their own gradient is
+The weights W^A leave in the dtype of the products they are for, from positions and reciprocal
+length scales, with the reciprocal of each row's sum for the backward pass:
+
+    w_ij = exp2(t_ij) / Σ_k exp2(t_ik),   t_ij = -Σ_s ((a_is - a_js) c / ℓ_js)²,   c² = ½ log₂ e.
+
+Every row holds its own anchor, where t = 0 is the largest: no maximum has to be found. A row fits
+on the chip, so normalisation needs no second pass. The weights are stored: they serve every step.
+Their own gradient is
 
     G_ij = Σ_r g_r,i · z_r,j,   δ_i = Σ_j w_ij G_ij = Σ_r g_r,i · y_r,i,   S_ij = w_ij (G_ij - δ_i),
 
-with y_r = W z_r and g_r its gradient; sums of S along rows and columns then give positions and
-length scales. Autograd would form g_r z_rᵀ in each step, round it, and add up what the steps made.
-Here one kernel does all steps: G, summed up in float32, is on the chip a tile at a time.
+with y_r = W z_r and g_r its gradient. Sums of S (a_i - a_j) / ℓ_j² along rows and columns then give
+the positions, and sums along columns the length scales.
 
-For that, the backward pass must hand every g_r, z_r and y_r to one place. Slots bring them there:
+In float32 autograd forms G, and a kernel of one pass over each row does the rest. In half precision
+autograd would form g_r z_rᵀ in each step, round it, and add up what the steps made. There one
+kernel does all steps: G, summed up in float32, is on the chip a tile at a time.
+
+For that, the backward pass must have every g_r, z_r and y_r at once. Slots bring them there:
 tensors without numbers, made from the anchors before the first step. A step takes three of them
 along into its product, and returns g_r, z_r and y_r as if these were the gradients of the slots. So
 the slots' own backward pass, which autograd runs once all steps are done, has them all.
@@ -19,14 +29,391 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from fst.kernels.backward_anchor_blend import shifts_kernel, steps_kernel
 from fst.kernels.blend import FOLD
-from fst.kernels.operators import operator
-from fst.kernels.tiles import Tiles, first_that_fits
-from fst.kernels.weights import prepare, weights_forward
+from fst.kernels.launch import Tiles, first_that_fits, operator
+
+# Rows at once, and rows of one program: the columns' gradients are summed over the latter. The
+# fastest of those tried on an H200.
+WEIGHTS_FORWARD = {"ROWS": 4, "CHUNK": 64, "num_warps": 4}
+WEIGHTS_BACKWARD = {"ROWS": 1, "CHUNK": 128, "num_warps": 4}
+
+
+@triton.jit
+def _gaps_and_logits(p0, p1, p2, a0, a1, a2, i0, i1, i2, AXES: tl.constexpr):
+    """The gaps along each axis, in the anchors' length scales, and -Σ of their squares."""
+    u0 = (p0[:, None] - a0[None, :]) * i0[None, :]
+    t = -u0 * u0
+    u1, u2 = u0, u0
+    if AXES > 1:
+        u1 = (p1[:, None] - a1[None, :]) * i1[None, :]
+        t -= u1 * u1
+    if AXES > 2:
+        u2 = (p2[:, None] - a2[None, :]) * i2[None, :]
+        t -= u2 * u2
+    return u0, u1, u2, t
+
+
+@triton.jit
+def _axes(base, index, real, M, AXES: tl.constexpr):
+    """Three axes of the listed anchors; where there are fewer, the last again."""
+    first = tl.load(base + index, mask=real, other=1.0)
+    second = tl.load(base + (1 if AXES > 1 else 0) * M + index, mask=real, other=1.0)
+    third = tl.load(base + (AXES - 1) * M + index, mask=real, other=1.0)
+    return first, second, third
+
+
+@triton.jit
+def anchor_weights_kernel(
+    anchors, inverse, out, reciprocals, M,
+    AXES: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(1).to(tl.int64)
+    anchors += b * M * AXES
+    inverse += b * M * AXES
+    columns = tl.arange(0, WIDE)
+    there = columns < M
+    a0, a1, a2 = _axes(anchors, columns, there, M, AXES)
+    i0, i1, i2 = _axes(inverse, columns, there, M, AXES)
+    for start in range(0, CHUNK, ROWS):
+        rows = tl.program_id(0) * CHUNK + start + tl.arange(0, ROWS)
+        real = rows < M
+        p0, p1, p2 = _axes(anchors, rows, real, M, AXES)
+        _, _, _, t = _gaps_and_logits(p0, p1, p2, a0, a1, a2, i0, i1, i2, AXES)
+        weights = tl.where(there[None, :], tl.exp2(t), 0.0)
+        reciprocal = 1.0 / tl.maximum(tl.sum(weights, 1), 1.0)  # rows beyond the last have none
+        pointers = out + (b * M + rows[:, None]) * M + columns[None, :]
+        kept = (weights * reciprocal[:, None]).to(out.dtype.element_ty)
+        tl.store(pointers, kept, mask=real[:, None] & there[None, :])
+        tl.store(reciprocals + b * M + rows, reciprocal, mask=real)
+
+
+@triton.jit
+def _store_axis(base, chunk, M, columns, there, axis: tl.constexpr, AXES: tl.constexpr, values):
+    """Into (chunk axis anchor)."""
+    if axis < AXES:
+        tl.store(base + (chunk * AXES + axis) * M + columns, values, mask=there)
+
+
+@triton.jit
+def anchor_weights_backward_kernel(
+    grad, anchors, inverse, reciprocals, grad_points, grad_anchors, grad_inverse, M, rescale,
+    AXES: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """A chunk of rows; gradients of the columns are its share alone."""
+    b = tl.program_id(1).to(tl.int64)
+    anchors += b * M * AXES
+    inverse += b * M * AXES
+    grad_points += b * M * AXES
+    columns = tl.arange(0, WIDE)
+    there = columns < M
+    a0, a1, a2 = _axes(anchors, columns, there, M, AXES)
+    i0, i1, i2 = _axes(inverse, columns, there, M, AXES)
+    # Sums of S u and S u²: the factors 1/ℓ_j of the columns come at the end.
+    s0 = tl.zeros((ROWS, WIDE), tl.float32)
+    s1, s2, q0, q1, q2 = s0, s0, s0, s0, s0
+    for start in range(0, CHUNK, ROWS):
+        rows = tl.program_id(0) * CHUNK + start + tl.arange(0, ROWS)
+        real = rows < M
+        p0, p1, p2 = _axes(anchors, rows, real, M, AXES)
+        u0, u1, u2, t = _gaps_and_logits(p0, p1, p2, a0, a1, a2, i0, i1, i2, AXES)
+        reciprocal = tl.load(reciprocals + b * M + rows, mask=real, other=0.0)
+        weights = tl.exp2(t) * reciprocal[:, None]
+        pointers = grad + (b * M + rows[:, None]) * M + columns[None, :]
+        g = tl.load(pointers, mask=real[:, None] & there[None, :], other=0.0).to(tl.float32)
+        weights = tl.where(there[None, :], weights, 0.0)
+        change = weights * (g - tl.sum(weights * g, 1)[:, None])
+        along = change * u0
+        s0 += along
+        q0 += along * u0
+        _store_axis(
+            grad_points, 0, M, rows, real, 0, AXES, -tl.sum(along * i0[None, :], 1) * rescale
+        )
+        if AXES > 1:
+            along = change * u1
+            s1 += along
+            q1 += along * u1
+            _store_axis(
+                grad_points, 0, M, rows, real, 1, AXES, -tl.sum(along * i1[None, :], 1) * rescale
+            )
+        if AXES > 2:
+            along = change * u2
+            s2 += along
+            q2 += along * u2
+            _store_axis(
+                grad_points, 0, M, rows, real, 2, AXES, -tl.sum(along * i2[None, :], 1) * rescale
+            )
+    chunk = b * tl.num_programs(0) + tl.program_id(0)
+    _store_axis(grad_anchors, chunk, M, columns, there, 0, AXES, tl.sum(s0, 0) * i0 * rescale)
+    _store_axis(grad_inverse, chunk, M, columns, there, 0, AXES, -tl.sum(q0, 0) / i0 * rescale)
+    if AXES > 1:
+        _store_axis(grad_anchors, chunk, M, columns, there, 1, AXES, tl.sum(s1, 0) * i1 * rescale)
+        _store_axis(grad_inverse, chunk, M, columns, there, 1, AXES, -tl.sum(q1, 0) / i1 * rescale)
+    if AXES > 2:
+        _store_axis(grad_anchors, chunk, M, columns, there, 2, AXES, tl.sum(s2, 0) * i2 * rescale)
+        _store_axis(grad_inverse, chunk, M, columns, there, 2, AXES, -tl.sum(q2, 0) / i2 * rescale)
+
+
+def _padded_anchors(count: int) -> int:
+    return max(16, triton.next_power_of_2(count))
+
+
+@operator("fst::anchor_weights")
+def weights_forward(anchors: Tensor, inverse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The weights (b m m) and the reciprocal of the sum of each row before it was normalised."""
+    batch, axes, count = anchors.shape
+    out = anchors.new_empty(batch, count, count, dtype=dtype)
+    reciprocals = anchors.new_empty(batch, count)
+    anchor_weights_kernel[(triton.cdiv(count, WEIGHTS_FORWARD["CHUNK"]), batch)](
+        anchors,
+        inverse,
+        out,
+        reciprocals,
+        count,
+        AXES=axes,
+        WIDE=_padded_anchors(count),
+        **WEIGHTS_FORWARD,
+    )
+    return out, reciprocals
+
+
+@weights_forward.register_fake
+def _(anchors: Tensor, inverse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    batch, _, count = anchors.shape
+    return anchors.new_empty(batch, count, count, dtype=dtype), anchors.new_empty(batch, count)
+
+
+@operator("fst::anchor_weights_backward")
+def weights_backward(
+    grad: Tensor, anchors: Tensor, inverse: Tensor, reciprocals: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the rows' positions (b s m), and of columns' positions and reciprocal length
+    scales in as many parts as there are chunks (b c s m)."""
+    batch, axes, count = anchors.shape
+    chunks = triton.cdiv(count, WEIGHTS_BACKWARD["CHUNK"])
+    parts = (batch, chunks, axes, count)
+    found = torch.empty_like(anchors), anchors.new_empty(parts), anchors.new_empty(parts)
+    anchor_weights_backward_kernel[(chunks, batch)](
+        grad, anchors, inverse, reciprocals, *found, count, FOLD**-2,
+        AXES=axes, WIDE=_padded_anchors(count), **WEIGHTS_BACKWARD,
+    )  # fmt: skip
+    return found
+
+
+@weights_backward.register_fake
+def _(
+    grad: Tensor, anchors: Tensor, inverse: Tensor, reciprocals: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, axes, count = anchors.shape
+    parts = (batch, math.ceil(count / WEIGHTS_BACKWARD["CHUNK"]), axes, count)
+    return torch.empty_like(anchors), anchors.new_empty(parts), anchors.new_empty(parts)
+
+
+def _save_for_weights_backward(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
+) -> None:
+    ctx.save_for_backward(*inputs[:2], output[1])
+
+
+def _weights_gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    rows, columns, inverse = weights_backward(grad.contiguous(), *ctx.saved_tensors)
+    return rows + columns.sum(dim=1), inverse.sum(dim=1), None
+
+
+weights_forward.register_autograd(_weights_gradients, setup_context=_save_for_weights_backward)
+
+
+def by_axis(
+    positions: Float[Tensor, "b m s"], length_scales: Float[Tensor, "b m s"]
+) -> tuple[Float[Tensor, "b s m"], Float[Tensor, "b s m"]]:
+    """Positions and reciprocal length scales in float32, one axis after the other."""
+    inverse = FOLD / length_scales.float()
+    axes = [x.float().transpose(1, 2).contiguous() for x in (positions, inverse)]
+    return axes[0], axes[1]
+
+
+@triton.jit
+def _of_step(tensors, step):
+    """One of the pointers."""
+    chosen = tensors[0]
+    for i in tl.static_range(1, len(tensors)):
+        chosen = tl.where(step == i, tensors[i], chosen)
+    return chosen
+
+
+@triton.jit
+def _channels(base, index, M, first, D: tl.constexpr, PART: tl.constexpr, EVEN: tl.constexpr):
+    """Channels from the first on of the listed anchors, zero beyond the last."""
+    channels = first + tl.arange(0, PART)
+    pointers = base + index[:, None] * D + channels[None, :]
+    if not EVEN:
+        return tl.load(pointers, mask=(index < M)[:, None] & (channels < D)[None, :], other=0.0)
+    elif D % PART != 0:
+        return tl.load(pointers, mask=(channels < D)[None, :], other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def _numbers(base, index, M, EVEN: tl.constexpr):
+    """One number of each of the listed anchors."""
+    if EVEN:
+        return tl.load(base + index)
+    else:
+        return tl.load(base + index, mask=index < M, other=1.0)
+
+
+@triton.jit
+def _gaps(anchors, inverse, rows, columns, M, axis: tl.constexpr, EVEN: tl.constexpr):
+    """From the columns to the rows along one axis, in the columns' length scales: (column row)."""
+    point = _numbers(anchors + axis * M, rows, M, EVEN)
+    anchor = _numbers(anchors + axis * M, columns, M, EVEN)
+    scale = _numbers(inverse + axis * M, columns, M, EVEN)
+    return (point[None, :] - anchor[:, None]) * scale[:, None]
+
+
+@triton.jit
+def _sums(change, gap, inverse, columns, M, axis: tl.constexpr, EVEN: tl.constexpr):
+    """Σ S u and Σ S u² of the columns, Σ S u/ℓ of the rows, along one axis."""
+    along = change * gap
+    scale = _numbers(inverse + axis * M, columns, M, EVEN)
+    return tl.sum(along, 1), tl.sum(along * gap, 1), tl.sum(along * scale[:, None], 0)
+
+
+@triton.jit
+def _quarter(
+    product, rows, columns, anchors, inverse, reciprocals, shifts, M,
+    AXES: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """The sums along every axis, from a product of this part of the tile: (column row)."""
+    u0 = _gaps(anchors, inverse, rows, columns, M, 0, EVEN)
+    u1, u2 = u0, u0
+    exponents = -u0 * u0
+    if AXES > 1:
+        u1 = _gaps(anchors, inverse, rows, columns, M, 1, EVEN)
+        exponents -= u1 * u1
+    if AXES > 2:
+        u2 = _gaps(anchors, inverse, rows, columns, M, 2, EVEN)
+        exponents -= u2 * u2
+    # w (G - δ), the reciprocal of the row's sum multiplied in.
+    reciprocal = _numbers(reciprocals, rows, M, EVEN)
+    shift = _numbers(shifts, rows, M, EVEN)
+    change = tl.exp2(exponents) * (product * reciprocal[None, :] - shift[None, :])
+    if not EVEN:
+        change = tl.where((columns < M)[:, None] & (rows < M)[None, :], change, 0.0)
+    s0, q0, r0 = _sums(change, u0, inverse, columns, M, 0, EVEN)
+    s1, q1, r1, s2, q2, r2 = s0, q0, r0, s0, q0, r0
+    if AXES > 1:
+        s1, q1, r1 = _sums(change, u1, inverse, columns, M, 1, EVEN)
+    if AXES > 2:
+        s2, q2, r2 = _sums(change, u2, inverse, columns, M, 2, EVEN)
+    return (s0, s1, s2), (q0, q1, q2), (r0, r1, r2)
+
+
+@triton.jit
+def _store_rows(grad_points, one, other, rows, M, rescale, AXES: tl.constexpr, EVEN: tl.constexpr):
+    for axis in tl.static_range(AXES):
+        found = -(one[axis] + other[axis]) * rescale
+        tl.store(grad_points + axis * M + rows, found, mask=EVEN | (rows < M))
+
+
+@triton.jit
+def _store_columns(
+    grad_anchors, grad_inverse, inverse, first, other_first, second, other_second, columns, M,
+    rescale, AXES: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    there = EVEN | (columns < M)
+    for axis in tl.static_range(AXES):
+        scale = _numbers(inverse + axis * M, columns, M, EVEN)
+        found = (first[axis] + other_first[axis]) * scale * rescale
+        tl.store(grad_anchors + axis * M + columns, found, mask=there)
+        found = -(second[axis] + other_second[axis]) / scale * rescale
+        tl.store(grad_inverse + axis * M + columns, found, mask=there)
+
+
+@triton.jit
+def shifts_kernel(
+    grads, blends, reciprocals, shifts, COUNT,
+    D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """δ of each row, Σ_r g_r · y_r, times the reciprocal of the row's sum."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    channels = tl.arange(0, WIDE)
+    pointers = rows[:, None] * D + channels[None, :]
+    there = (rows < COUNT)[:, None] & (channels < D)[None, :]
+    along = tl.zeros((ROWS, WIDE), tl.float32)
+    for step in tl.static_range(len(grads)):
+        g = tl.load(grads[step] + pointers, mask=there, other=0.0).to(tl.float32)
+        along += g * tl.load(blends[step] + pointers, mask=there, other=0.0).to(tl.float32)
+    reciprocal = tl.load(reciprocals + rows, mask=rows < COUNT, other=0.0)
+    tl.store(shifts + rows, tl.sum(along, 1) * reciprocal, mask=rows < COUNT)
+
+
+@triton.jit
+def steps_kernel(
+    grads, features, anchors, inverse, reciprocals, shifts,
+    grad_points, grad_anchors, grad_inverse, M, rescale,
+    D: tl.constexpr, AXES: tl.constexpr, EVEN: tl.constexpr,
+    HALF: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """One square tile of G and what it adds to the gradients of its rows and of its columns.
+
+    Four quarters, for registers: what comes after the product has many intermediate values.
+    """
+    batch = tl.program_id(1).to(tl.int64)
+    tiles = tl.cdiv(M, 2 * HALF)
+    row, column = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    upper = row * 2 * HALF + tl.arange(0, HALF)
+    left = column * 2 * HALF + tl.arange(0, HALF)
+    lower, right = upper + HALF, left + HALF
+    anchors += batch * M * AXES
+    inverse += batch * M * AXES
+    reciprocals += batch * M
+    shifts += batch * M
+    grad_points += (batch * tiles + column) * AXES * M
+    grad_anchors += (batch * tiles + row) * AXES * M
+    grad_inverse += (batch * tiles + row) * AXES * M
+
+    upper_left = tl.zeros((HALF, HALF), tl.float32)
+    upper_right, lower_left, lower_right = upper_left, upper_left, upper_left
+    PARTS: tl.constexpr = (D + PART - 1) // PART
+    for i in range(len(grads) * PARTS):
+        first = i % PARTS * PART
+        g = _of_step(grads, i // PARTS) + batch * M * D
+        z = _of_step(features, i // PARTS) + batch * M * D
+        g0 = tl.trans(_channels(g, upper, M, first, D, PART, EVEN))
+        g1 = tl.trans(_channels(g, lower, M, first, D, PART, EVEN))
+        z0 = _channels(z, left, M, first, D, PART, EVEN)
+        z1 = _channels(z, right, M, first, D, PART, EVEN)
+        upper_left = tl.dot(z0, g0, upper_left, input_precision="ieee")
+        upper_right = tl.dot(z1, g0, upper_right, input_precision="ieee")
+        lower_left = tl.dot(z0, g1, lower_left, input_precision="ieee")
+        lower_right = tl.dot(z1, g1, lower_right, input_precision="ieee")
+
+    s0, q0, r0 = _quarter(
+        upper_left, upper, left, anchors, inverse, reciprocals, shifts, M, AXES, EVEN
+    )
+    s1, q1, r1 = _quarter(
+        upper_right, upper, right, anchors, inverse, reciprocals, shifts, M, AXES, EVEN
+    )
+    _store_rows(grad_points, r0, r1, upper, M, rescale, AXES, EVEN)
+    s2, q2, r0 = _quarter(
+        lower_left, lower, left, anchors, inverse, reciprocals, shifts, M, AXES, EVEN
+    )
+    _store_columns(
+        grad_anchors, grad_inverse, inverse, s0, s2, q0, q2, left, M, rescale, AXES, EVEN
+    )
+    s2, q2, r1 = _quarter(
+        lower_right, lower, right, anchors, inverse, reciprocals, shifts, M, AXES, EVEN
+    )
+    _store_columns(
+        grad_anchors, grad_inverse, inverse, s1, s2, q1, q2, right, M, rescale, AXES, EVEN
+    )
+    _store_rows(grad_points, r0, r1, lower, M, rescale, AXES, EVEN)
+
 
 # Steps that are done at once; more go in several lots.
 TOGETHER = 4
@@ -105,12 +492,12 @@ def _(
     return [anchors.new_empty(1, dtype=dtype).expand(shape) for _ in range(3 * TOGETHER)]
 
 
-def _remember_anchors(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _save_anchors(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:3])
 
 
-def _differentiate_slots(ctx: Any, brought: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+def _slots_gradients(ctx: Any, brought: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     # Steps whose result was not used bring nothing.
     used = [tensor.contiguous() for tensor in brought if tensor is not None]
     if not used:
@@ -119,7 +506,7 @@ def _differentiate_slots(ctx: Any, brought: list[Tensor | None]) -> tuple[Tensor
     return (rows + columns).sum(dim=1), inverse.sum(dim=1), None, None, None
 
 
-make_slots.register_autograd(_differentiate_slots, setup_context=_remember_anchors)
+make_slots.register_autograd(_slots_gradients, setup_context=_save_anchors)
 
 
 @operator("fst::anchor_blend")
@@ -137,17 +524,17 @@ def _(
     return weights @ features
 
 
-def _remember_step(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_step(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:2], output)
 
 
-def _differentiate_step(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _step_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     weights, features, blended = ctx.saved_tensors
     back = weights.mT @ grad if ctx.needs_input_grad[1] else None
     return None, back, grad, features, blended
 
 
-blend_step.register_autograd(_differentiate_step, setup_context=_remember_step)
+blend_step.register_autograd(_step_gradients, setup_context=_save_step)
 
 
 class AnchorBlend:
@@ -159,7 +546,7 @@ class AnchorBlend:
         length_scales: Float[Tensor, "b m s"],
         dtype: torch.dtype,
     ) -> None:
-        anchors, inverse = prepare(positions, length_scales)
+        anchors, inverse = by_axis(positions, length_scales)
         self.weights, reciprocals = weights_forward(anchors, inverse, dtype)
         # Their gradient is part of what the slots give.
         self._anchors = anchors, inverse, reciprocals.detach()

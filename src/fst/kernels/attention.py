@@ -14,8 +14,8 @@ and going backward, with g the gradient of out and δ_i = g_i · out_i,
     ∂v_j = Σ_i P_ij g_i,   S_ij = P_ij scale (g_i · v_j - δ_i),   ∂q = S k,   ∂k = Sᵀ q.
 
 Two passes, one over tiles of keys and one over tiles of queries: adding up ∂q from the first with
-atomic operations takes longer on an H200 than computing P again. On Hopper `attention_hopper` does
-both in one pass where it can, and `attention_hopper_forward` does what goes forward.
+atomic operations takes longer on an H200 than computing P again. On Hopper `attention_hopper` takes
+the forward pass where it can, and goes backward in one.
 """
 
 import math
@@ -27,35 +27,34 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from fst.kernels.hopper import try_on_hopper
-from fst.kernels.operators import operator
+from fst.kernels.launch import operator, try_on_hopper
 
 
 @triton.jit
 def _rows(base, stride, index, count, SIZE: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):
     """The listed rows of one head, widened from SIZE to K numbers; zero beyond the last."""
     channels = tl.arange(0, K)
-    place = base + index[:, None] * stride + channels[None, :]
+    pointers = base + index[:, None] * stride + channels[None, :]
     if EVEN:
-        return tl.load(place, mask=(channels < SIZE)[None, :], other=0.0)
+        return tl.load(pointers, mask=(channels < SIZE)[None, :], other=0.0)
     mask = (index < count)[:, None] & (channels < SIZE)[None, :]
-    return tl.load(place, mask=mask, other=0.0)
+    return tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit
-def _put_rows(
+def _store_rows(
     base, b, h, H, index, count, values,
     SIZE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Into one of the parts of a dense (b n PARTS h SIZE) tensor."""
     channels = tl.arange(0, K)
-    place = base + ((b * count + index[:, None]) * (PARTS * H) + h) * SIZE + channels[None, :]
+    pointers = base + ((b * count + index[:, None]) * (PARTS * H) + h) * SIZE + channels[None, :]
     mask = (index < count)[:, None] & (channels < SIZE)[None, :]
-    tl.store(place, values.to(base.dtype.element_ty), mask=mask)
+    tl.store(pointers, values.to(base.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _fold(
+def _add_keys(
     q, k_base, v_base, k_stride, v_stride, start, N, c, highest, total, out,
     SIZE: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -94,17 +93,17 @@ def attention_kernel(
     mixed = tl.zeros((BLOCK_M, K), tl.float32)
     whole = (N // BLOCK_N) * BLOCK_N
     for start in range(0, whole, BLOCK_N):
-        highest, total, mixed = _fold(
+        highest, total, mixed = _add_keys(
             query, k, v, k_n * UNIT, v_n * UNIT, start, N, c, highest, total, mixed,
             SIZE, K, BLOCK_N, True,
         )  # fmt: skip
     if whole < N:
-        highest, total, mixed = _fold(
+        highest, total, mixed = _add_keys(
             query, k, v, k_n * UNIT, v_n * UNIT, whole, N, c, highest, total, mixed,
             SIZE, K, BLOCK_N, False,
         )  # fmt: skip
     mixed = tl.where((tl.arange(0, K) == REAL)[None, :], 1.0, mixed / total[:, None])
-    _put_rows(out, b, h, H, rows, M, mixed, SIZE, K, 1)
+    _store_rows(out, b, h, H, rows, M, mixed, SIZE, K, 1)
     tl.store(logarithms + both.to(tl.int64) * M + rows, highest + tl.log2(total), mask=rows < M)
 
 
@@ -145,12 +144,12 @@ def attention_keys_kernel(
         change = tl.dot(value, tl.trans(g), input_precision="ieee")
         change = weights * (change * scale - along[None, :])
         sum_k = tl.dot(change.to(query.dtype), query, sum_k, input_precision="ieee")
-    _put_rows(dk, b, h, H, columns, N, sum_k, SIZE, K, PARTS)
-    _put_rows(dv, b, h, H, columns, N, sum_v, SIZE, K, PARTS)
+    _store_rows(dk, b, h, H, columns, N, sum_k, SIZE, K, PARTS)
+    _store_rows(dv, b, h, H, columns, N, sum_v, SIZE, K, PARTS)
 
 
 @triton.jit
-def _more(
+def _add_query_gradients(
     query, g, k, v, k_n, v_n, start, N, c, scale, logarithm, along, sum_q,
     SIZE: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -186,22 +185,22 @@ def attention_queries_kernel(
     real = rows < M
     query = _rows(q, q_n * UNIT, rows, M, SIZE, K, EVEN_M)
     g = _rows(grad, g_n * UNIT, rows, M, SIZE, K, EVEN_M)
-    place = both.to(tl.int64) * M + rows
-    logarithm = tl.load(logarithms + place, mask=real, other=float("inf"))
-    along = tl.load(delta + place, mask=real, other=0.0)
+    pointers = both.to(tl.int64) * M + rows
+    logarithm = tl.load(logarithms + pointers, mask=real, other=float("inf"))
+    along = tl.load(delta + pointers, mask=real, other=0.0)
     sum_q = tl.zeros((BLOCK_M, K), tl.float32)
     whole = (N // BLOCK_N) * BLOCK_N
     for start in range(0, whole, BLOCK_N):
-        sum_q = _more(
+        sum_q = _add_query_gradients(
             query, g, k, v, k_n * UNIT, v_n * UNIT, start, N, c, scale, logarithm, along, sum_q,
             SIZE, K, BLOCK_N, True,
         )  # fmt: skip
     if whole < N:
-        sum_q = _more(
+        sum_q = _add_query_gradients(
             query, g, k, v, k_n * UNIT, v_n * UNIT, whole, N, c, scale, logarithm, along, sum_q,
             SIZE, K, BLOCK_N, False,
         )  # fmt: skip
-    _put_rows(dq, b, h, H, rows, M, sum_q, SIZE, K, PARTS)
+    _store_rows(dq, b, h, H, rows, M, sum_q, SIZE, K, PARTS)
 
 
 def _tiles(queries: int, keys: int, warps: int, stages: int) -> dict[str, int]:
@@ -242,7 +241,7 @@ def _copied_by_hopper(*tensors: Tensor) -> bool:
 
 
 def _suits_hopper_forward(queries: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether `attention_hopper_forward` takes these heads.
+    """Whether the forward kernel of `attention_hopper` takes these heads.
 
     No less than a block of queries, and three tiles of keys: the ones beside a tile come two tiles
     later, and the next head is not begun while a group still waits for them.
@@ -251,8 +250,8 @@ def _suits_hopper_forward(queries: Tensor, keys: Tensor, values: Tensor) -> bool
     return counted and _copied_by_hopper(queries, keys, values)
 
 
-def _suits_hopper(grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether `attention_hopper` takes these heads.
+def _suits_hopper_backward(grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether the backward kernel of `attention_hopper` takes these heads.
 
     It keeps the gradients of one head's queries in shared memory. Each of its groups of warps
     needs keys, and two tiles of queries.
@@ -262,9 +261,9 @@ def _suits_hopper(grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -
     return counted and _copied_by_hopper(grad, queries, keys, values)
 
 
-def _parts(memory: Tensor, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _parts(keys_values: Tensor, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values as (b h n k)."""
-    *own, keys, values = memory.permute(2, 0, 3, 1, 4).unbind()
+    *own, keys, values = keys_values.permute(2, 0, 3, 1, 4).unbind()
     return own[0] if queries is None else queries, keys, values
 
 
@@ -274,37 +273,37 @@ def _joined(like: Tensor) -> Tensor:
     return like.new_empty(batch, count, heads, size).transpose(1, 2)
 
 
-def _like(memory: Tensor, queries: Tensor | None) -> list[Tensor]:
+def _like(keys_values: Tensor, queries: Tensor | None) -> list[Tensor]:
     """Empty tensors for the gradients of both, or of the one."""
-    found = memory.new_empty(memory.shape)
+    found = keys_values.new_empty(keys_values.shape)
     return [found] if queries is None else [found, _joined(queries)]
 
 
 @operator("fst::attention")
 def attention_forward(
-    memory: Tensor, queries: Tensor | None, scale: float, real: int
+    keys_values: Tensor, queries: Tensor | None, scale: float, real: int
 ) -> tuple[Tensor, Tensor]:
     """The mixture, stored (b p h k), and the logarithm to base 2 of the normaliser (b h p).
 
     Values have `real` channels; if there are more, the first of the others leaves as one.
     """
-    parts = _parts(memory, queries)
+    parts = _parts(keys_values, queries)
     batch, heads, count, size = parts[0].shape
     out = _joined(parts[0])
-    logarithms = memory.new_empty(batch, heads, count, dtype=torch.float32)
+    logarithms = keys_values.new_empty(batch, heads, count, dtype=torch.float32)
 
     def on_hopper() -> None:
-        from fst.kernels.attention_hopper_forward import forward
+        from fst.kernels.attention_hopper import forward
 
         forward(*parts, scale, out, logarithms, real)
 
     suited = _suits_hopper_forward(*parts)
-    if suited and try_on_hopper("attention forward", memory, on_hopper):
+    if suited and try_on_hopper("attention forward", keys_values, on_hopper):
         return out, logarithms
     strides, unit = _strides(*parts)
     attention_kernel[(triton.cdiv(count, FORWARD["BLOCK_M"]), batch * heads)](
         *parts, out, logarithms, *strides,
-        heads, count, memory.shape[1], scale * math.log2(math.e),
+        heads, count, keys_values.shape[1], scale * math.log2(math.e),
         SIZE=size, REAL=real, K=_widened(size), UNIT=unit,
         EVEN_M=count % FORWARD["BLOCK_M"] == 0, **FORWARD,
     )  # fmt: skip
@@ -312,23 +311,25 @@ def attention_forward(
 
 
 @attention_forward.register_fake
-def _(memory: Tensor, queries: Tensor | None, scale: float, real: int) -> tuple[Tensor, Tensor]:
-    asked, _, _ = _parts(memory, queries)
-    return _joined(asked), memory.new_empty(asked.shape[:3], dtype=torch.float32)
+def _(
+    keys_values: Tensor, queries: Tensor | None, scale: float, real: int
+) -> tuple[Tensor, Tensor]:
+    asked, _, _ = _parts(keys_values, queries)
+    return _joined(asked), keys_values.new_empty(asked.shape[:3], dtype=torch.float32)
 
 
 @operator("fst::attention_backward")
 def attention_backward(
-    grad: Tensor, memory: Tensor, queries: Tensor | None, logarithms: Tensor, delta: Tensor,
+    grad: Tensor, keys_values: Tensor, queries: Tensor | None, logarithms: Tensor, delta: Tensor,
     scale: float,
 ) -> list[Tensor]:  # fmt: skip
-    """The gradients of memory and, if they are apart, of queries, dense and stored as these.
+    """The gradients of `keys_values` and, if they are apart, of queries, dense and stored as these.
 
     `delta` is scale Σ grad · out, over the channels.
     """
-    parts, gradients = _parts(memory, queries), _like(memory, queries)
+    parts, gradients = _parts(keys_values, queries), _like(keys_values, queries)
     batch, heads, count, size = parts[0].shape
-    keys, wide, joint = memory.shape[1], _widened(size), memory.shape[2]
+    keys, wide, joint = keys_values.shape[1], _widened(size), keys_values.shape[2]
     apart = joint if queries is None else 1
     dq, dk, dv = _parts(gradients[0], None if queries is None else gradients[1])
     given = (grad, *parts, logarithms, delta)
@@ -338,7 +339,8 @@ def attention_backward(
 
         backward(*given, scale, dq, dk, dv)
 
-    if _suits_hopper(grad, *parts) and try_on_hopper("attention", memory, on_hopper):
+    suited = _suits_hopper_backward(grad, *parts)
+    if suited and try_on_hopper("attention backward", keys_values, on_hopper):
         return gradients
     strides, unit = _strides(grad, *parts)
     numbers = (*strides, heads, count, keys, scale * math.log2(math.e), scale)
@@ -357,42 +359,42 @@ def attention_backward(
 
 @attention_backward.register_fake
 def _(
-    grad: Tensor, memory: Tensor, queries: Tensor | None, logarithms: Tensor, delta: Tensor,
+    grad: Tensor, keys_values: Tensor, queries: Tensor | None, logarithms: Tensor, delta: Tensor,
     scale: float,
 ) -> list[Tensor]:  # fmt: skip
-    return _like(memory, queries)
+    return _like(keys_values, queries)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.scale, ctx.real = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
-def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    memory, queries, out, logarithms = ctx.saved_tensors
+def _attention_gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    keys_values, queries, out, logarithms = ctx.saved_tensors
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
     # What is no mixture of values moves no weight.
     mixture, moved = out[..., : ctx.real], grad[..., : ctx.real]
     delta = (moved.float() * mixture.float()).sum(dim=-1) * ctx.scale
-    found = attention_backward(grad, memory, queries, logarithms, delta, ctx.scale)
+    found = attention_backward(grad, keys_values, queries, logarithms, delta, ctx.scale)
     return found[0], None if queries is None else found[1], None, None
 
 
-attention_forward.register_autograd(_differentiate, setup_context=_remember)
+attention_forward.register_autograd(_attention_gradients, setup_context=_save_for_backward)
 
 
 def short_attention(
-    memory: Float[Tensor, "b n t h k"],
+    keys_values: Float[Tensor, "b n t h k"],
     queries: Float[Tensor, "b h p k"] | None,
     scale: float,
     real: int | None = None,
 ) -> Float[Tensor, "b h p k"]:
     """Softmax attention. A head size that is a multiple of 8 loads fastest.
 
-    Memory holds keys and values; without queries, these come first in it. If values have only
-    `real` channels and zeros behind them, the first of these leaves as one: it can carry a bias
-    through the product that follows.
+    `keys_values` holds keys and values; without `queries`, the queries come first in it. If values
+    have only `real` channels and zeros behind them, the first of these leaves as one: it can carry
+    a bias through the product that follows.
     """
-    size = memory.shape[-1]
-    return attention_forward(memory, queries, scale, size if real is None else real)[0]
+    size = keys_values.shape[-1]
+    return attention_forward(keys_values, queries, scale, size if real is None else real)[0]

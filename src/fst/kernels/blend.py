@@ -12,24 +12,47 @@ with g_i the gradient of out_i and δ_i = g_i · out_i, the weights are computed
     ∂z_j = Σ_i w_ij g_i,   ∂logit_ij = w_ij (g_i · z_j - δ_i),
 
 from which the chain rule gives coordinates and length scales.
+
+The forward kernel takes a tile of points against all anchors, or against a list of them. The
+features come with a column of ones behind their last channel (`with_ones`), so that the tensor
+cores sum the weights as they see them: a constant field comes out constant. Nothing in the loop
+crosses the rows of a tile or the threads of a warp, which lets the compiler make the weights where
+the tensor cores want them, in registers. Every exponent is at most zero, so no maximum has to be
+subtracted to prevent overflow. Where a point is so far from all anchors that its weights come near
+the smallest float32, a second launch does its tile again with the highest exponent subtracted. With
+lists one launch is enough: they say beforehand of which tiles that may be so.
+
+For the backward kernels, points, logarithms and δ come filled up to a whole number of tiles, QP
+instead of Q, with infinite logarithms: the weights there are zero. Rows of features hold P numbers,
+of which D count.
+
+`pruned_blend` is the same, exact to rounding and without gradients, from the anchors that matter.
+Neighbouring points of the input make a tile. A first kernel bounds the exponents t between an
+anchor and the bounding box of each tile and lists, tile by tile, the anchors with
+
+    highest t_j in the box ≥ max_k (lowest t_k in the box) - slack,   slack = log₂(M / tolerance).
+
+Every other anchor weighs, at every point of the tile, less than `tolerance` / M of the heaviest:
+all of them together are below the rounding of the features' dtype. The same bounds tell which tiles
+may need their highest exponent subtracted. Anchors are listed one by one, because length scales
+vary so much from one anchor to the next that among a few neighbours there is nearly always a wide
+one. How much there is to win depends on the order of the points: `compact_order` sorts scattered
+ones.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 import triton
-from jaxtyping import Float
+import triton.language as tl
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from fst.kernels.backward_blend import blend_anchors_kernel, blend_points_kernel
-from fst.kernels.forward_blend import PART, run_blend, with_ones
-from fst.kernels.launching import launch_kernel
-from fst.kernels.operators import operator
-from fst.kernels.tiles import tiles_in
+from fst.kernels.launch import launch_kernel, operator, tiles_in
 
-# c above: folds ½ and the change to base 2 into the reciprocal length scales.
+# c above: ½ and the change to base 2, as a factor of the reciprocal length scales.
 FOLD = math.sqrt(0.5 * math.log2(math.e))
 
 
@@ -48,11 +71,516 @@ FORWARD_TILES = {2: tile_sizes(64, 64, 4, 3), 4: tile_sizes(32, 32, 4, 2)}
 BACKWARD_TILES = {2: tile_sizes(32, 64, 4, 3), 4: tile_sizes(32, 32, 4, 2)}
 
 
-def _sizes(channels: int) -> dict[str, int]:
+def _channel_tiles(channels: int) -> dict[str, int]:
     """Channels in at most two power-of-two tiles, for the points: 176 is 128 + 64, not 256."""
     first = min(128, max(16, triton.next_power_of_2(channels)))
     second = max(16, triton.next_power_of_2(max(channels - first, 1)))
     return {"D0": first, "D1": second}
+
+
+# Anchors that only fill up a tile lie so far away that they weigh nothing.
+FAR = 1e18
+# Channels that are multiplied at once. One width for all parts: the weights are then made once,
+# in the one layout that all products share.
+PART = 64
+# Weights whose sum has a lower logarithm need the highest exponent subtracted. Of a higher sum,
+# what float32 loses below 2^-126 is less than 2^-36, with 2^10 anchors.
+LEAST_LOGARITHM = tl.constexpr(-80.0)
+# Anchors at once while the highest exponent is looked for: few, to leave registers to the rest.
+FEW = tl.constexpr(16)
+
+
+def part_width(channels: int) -> int:
+    return min(PART, max(16, triton.next_power_of_2(channels + 1)))
+
+
+def with_ones(features: Float[Tensor, "b m d"], more: int = 0) -> Float[Tensor, "b r p"]:
+    """Features for the kernel: a column of ones, and more of them up to a whole number of parts.
+
+    `more`: rows of ones for anchors that weigh nothing. Not inside an operator, so that a compiler
+    can make it one with what makes the features.
+    """
+    channels = features.shape[2]
+    width = part_width(channels)
+    missing = width * triton.cdiv(channels + 1, width) - channels
+    return F.pad(features, (0, missing, 0, more), value=1.0)
+
+
+def with_far(
+    anchors: Float[Tensor, "b s m"], inverse: Float[Tensor, "b s m"], more: int
+) -> tuple[Float[Tensor, "b s r"], Float[Tensor, "b s r"]]:
+    """Anchors and reciprocal length scales, and `more` anchors that weigh nothing."""
+    return F.pad(anchors, (0, more), value=FAR), F.pad(inverse, (0, more), value=1.0)
+
+
+class AnchorLists(NamedTuple):
+    """For each tile of points the anchors that matter to it, as `blend_kernel` reads them."""
+
+    chosen: Int[Tensor, "b t r"]
+    counts: Int[Tensor, "b t"]
+    remote: Int[Tensor, "b t"]
+    """Whether some point may be so far from all anchors that its exponents need the highest."""
+
+
+@triton.jit
+def _columns(chosen, start, BLOCK: tl.constexpr, LISTED: tl.constexpr):
+    columns = start + tl.arange(0, BLOCK)
+    if LISTED:
+        columns = tl.load(chosen + columns)
+    return columns
+
+
+@triton.jit
+def _coordinate(points, Q, rows, real, axis: tl.constexpr, AXES: tl.constexpr):
+    if axis < AXES:
+        return tl.load(points + axis * Q + rows, mask=real, other=0.0)[:, None]
+    return tl.zeros((rows.shape[0], 1), tl.float32)
+
+
+@triton.jit
+def _exponents(shift, x0, x1, x2, anchors, inverse, columns, R, AXES: tl.constexpr):
+    """shift - Σ_s ((x_s - a_s) i_s)². The differences come first: no cancellation."""
+    u = (x0 - tl.load(anchors + columns)[None, :]) * tl.load(inverse + columns)[None, :]
+    t = shift - u * u
+    if AXES > 1:
+        u = (x1 - tl.load(anchors + R + columns)[None, :]) * tl.load(inverse + R + columns)[None, :]
+        t -= u * u
+    if AXES > 2:
+        columns += 2 * R
+        u = (x2 - tl.load(anchors + columns)[None, :]) * tl.load(inverse + columns)[None, :]
+        t -= u * u
+    return t
+
+
+@triton.jit
+def _highest(
+    shift, x0, x1, x2, anchors, inverse, chosen, count, R,
+    AXES: tl.constexpr, BLOCK_Q: tl.constexpr, LISTED: tl.constexpr,
+):  # fmt: skip
+    """The highest exponent of each point of a tile."""
+    highest = tl.full((BLOCK_Q,), -float("inf"), tl.float32)
+    for start in range(0, count, FEW):
+        columns = _columns(chosen, start, FEW, LISTED)
+        found = _exponents(shift[:, None], x0, x1, x2, anchors, inverse, columns, R, AXES)
+        highest = tl.maximum(highest, tl.max(found, 1))
+    return highest
+
+
+@triton.jit
+def _feature_part(features, columns, part: tl.constexpr, P: tl.constexpr, W: tl.constexpr):
+    return tl.load(features + columns[:, None] * P + (part * W + tl.arange(0, W))[None, :])
+
+
+@triton.jit
+def _store_part(output, rows, real, part: tl.constexpr, values, D: tl.constexpr, W: tl.constexpr):
+    channels = part * W + tl.arange(0, W)
+    pointers = output + rows.to(tl.int64)[:, None] * D + channels[None, :]
+    mask = real[:, None] & (channels < D)[None, :]
+    tl.store(pointers, values.to(output.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def settled(values, COMPILED: tl.constexpr):
+    """The values, no longer under way: an instruction that does nothing uses them.
+
+    Weights go to the tensor cores from registers, which Triton 3.6 may write again while products
+    of the last round still read them (triton-lang/triton#9433). Whatever uses a result makes it
+    wait for all products before it. The interpreter knows no instructions.
+    """
+    if COMPILED:
+        values = tl.inline_asm_elementwise("", "=r,0", [values], tl.float32, is_pure=True, pack=1)
+    return values
+
+
+@triton.jit
+def _blend_tile(
+    shift, x0, x1, x2, anchors, inverse, features, chosen, count, R,
+    output, logarithms, rows, real,
+    D: tl.constexpr, P: tl.constexpr, W: tl.constexpr, AXES: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, LISTED: tl.constexpr, PRECISION: tl.constexpr,
+    COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Store the blend of a tile with `shift` added to the exponents.
+
+    There are at most five parts. Triton has no lists of tiles that change in a loop.
+    """
+    sum0 = tl.zeros((BLOCK_Q, W), tl.float32)
+    sum1 = tl.zeros((BLOCK_Q, W), tl.float32)
+    sum2 = tl.zeros((BLOCK_Q, W), tl.float32)
+    sum3 = tl.zeros((BLOCK_Q, W), tl.float32)
+    sum4 = tl.zeros((BLOCK_Q, W), tl.float32)
+    for start in range(0, count, BLOCK_M):
+        columns = _columns(chosen, start, BLOCK_M, LISTED)
+        exponents = _exponents(shift[:, None], x0, x1, x2, anchors, inverse, columns, R, AXES)
+        weights = tl.exp2(exponents).to(features.dtype.element_ty)
+        z = _feature_part(features, columns, 0, P, W)
+        sum0 = tl.dot(weights, z, sum0, input_precision=PRECISION)
+        if P == W:
+            sum0 = settled(sum0, COMPILED)
+        if P > W:
+            z = _feature_part(features, columns, 1, P, W)
+            sum1 = tl.dot(weights, z, sum1, input_precision=PRECISION)
+            if P == 2 * W:
+                sum1 = settled(sum1, COMPILED)
+        if P > 2 * W:
+            z = _feature_part(features, columns, 2, P, W)
+            sum2 = tl.dot(weights, z, sum2, input_precision=PRECISION)
+            if P == 3 * W:
+                sum2 = settled(sum2, COMPILED)
+        if P > 3 * W:
+            z = _feature_part(features, columns, 3, P, W)
+            sum3 = tl.dot(weights, z, sum3, input_precision=PRECISION)
+            if P == 4 * W:
+                sum3 = settled(sum3, COMPILED)
+        if P > 4 * W:
+            z = _feature_part(features, columns, 4, P, W)
+            sum4 = tl.dot(weights, z, sum4, input_precision=PRECISION)
+            if P == 5 * W:
+                sum4 = settled(sum4, COMPILED)
+    last = sum0
+    if P > W:
+        last = sum1
+    if P > 2 * W:
+        last = sum2
+    if P > 3 * W:
+        last = sum3
+    if P > 4 * W:
+        last = sum4
+    total = tl.sum(tl.where((P - W + tl.arange(0, W) == D)[None, :], last, 0.0), 1)
+    scale = 1.0 / total[:, None]
+    _store_part(output, rows, real, 0, sum0 * scale, D, W)
+    if D > W:
+        _store_part(output, rows, real, 1, sum1 * scale, D, W)
+    if D > 2 * W:
+        _store_part(output, rows, real, 2, sum2 * scale, D, W)
+    if D > 3 * W:
+        _store_part(output, rows, real, 3, sum3 * scale, D, W)
+    tl.store(logarithms + rows, tl.log2(total) - shift, mask=real)
+
+
+@triton.jit
+def blend_kernel(
+    points, anchors, inverse, features, chosen, counts, remote, output, logarithms,
+    Q, R, point_stride,
+    D: tl.constexpr, P: tl.constexpr, W: tl.constexpr, AXES: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, LISTED: tl.constexpr, PRECISION: tl.constexpr,
+    SHIFTED: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """A tile of points. There are R anchors, those that only fill up included.
+
+    LISTED: the tile looks at the `counts` anchors that it finds in its row of `chosen`, which is
+    filled up to a multiple of BLOCK_M, with the highest exponent subtracted if it is `remote`.
+    SHIFTED: only tiles whose logarithms are too low are done, with the highest exponent subtracted.
+    """
+    batch = tl.program_id(1).to(tl.int64)
+    points += batch * point_stride
+    anchors += batch * R * AXES
+    inverse += batch * R * AXES
+    features += batch * R * P
+    output += batch * Q * D
+    logarithms += batch * Q
+    count = R
+    if LISTED:
+        tile = batch * tl.num_programs(0) + tl.program_id(0)
+        chosen += tile * R
+        count = tl.load(counts + tile)
+        remote += tile
+
+    rows = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    real = rows < Q
+    x0 = _coordinate(points, Q, rows, real, 0, AXES)
+    x1 = _coordinate(points, Q, rows, real, 1, AXES)
+    x2 = _coordinate(points, Q, rows, real, 2, AXES)
+    shift = tl.zeros((BLOCK_Q,), tl.float32)
+    if SHIFTED:
+        # Nothing to do for a tile that came out well the first time.
+        if tl.min(tl.load(logarithms + rows, mask=real, other=0.0)) < LEAST_LOGARITHM:
+            shift = -_highest(
+                shift, x0, x1, x2, anchors, inverse, chosen, count, R, AXES, BLOCK_Q, LISTED
+            )
+            _blend_tile(
+                shift, x0, x1, x2, anchors, inverse, features, chosen, count, R,
+                output, logarithms, rows, real,
+                D, P, W, AXES, BLOCK_Q, BLOCK_M, LISTED, PRECISION, COMPILED,
+            )  # fmt: skip
+    else:
+        if LISTED:  # noqa: SIM102, known when the kernel is compiled
+            if tl.load(remote) > 0:
+                shift = -_highest(
+                    shift, x0, x1, x2, anchors, inverse, chosen, count, R, AXES, BLOCK_Q, LISTED
+                )
+        _blend_tile(
+            shift, x0, x1, x2, anchors, inverse, features, chosen, count, R,
+            output, logarithms, rows, real,
+            D, P, W, AXES, BLOCK_Q, BLOCK_M, LISTED, PRECISION, COMPILED,
+        )  # fmt: skip
+
+
+def run_blend(
+    points: Float[Tensor, "#b s q"],
+    anchors: Float[Tensor, "b s m"],
+    inverse: Float[Tensor, "b s m"],
+    features: Float[Tensor, "b m p"],
+    channels: int,
+    rows: int,
+    tiles: dict[str, int],
+    precision: str,
+    lists: AnchorLists | None = None,
+) -> tuple[Float[Tensor, "b q d"], Float[Tensor, "b q"]]:
+    """The blend and the logarithms to base 2 of the normalisers, by all anchors or by `lists`.
+
+    The features come from `with_ones`. `rows`: as many anchors as the kernel is to see; those
+    beyond the last weigh nothing.
+    """
+    (batch, axes, count), queries = anchors.shape, points.shape[2]
+    output = features.new_empty(batch, queries, channels)
+    # Half precision has too few exponents to do without the highest: all of it in one shifted go.
+    narrow = features.dtype == torch.float16
+    logarithms = (
+        anchors.new_full((batch, queries), -torch.inf)
+        if narrow
+        else anchors.new_empty(batch, queries)
+    )
+    if more := rows - count:
+        anchors, inverse = with_far(anchors, inverse, more)
+        features = F.pad(features, (0, 0, 0, more))
+    # Without lists, any tensor stands in for them.
+    listed = lists or (anchors, anchors, anchors)
+    given = (points, anchors, inverse, features, *listed, output, logarithms)
+    stride = 0 if points.shape[0] == 1 else axes * queries  # one set may serve the whole batch
+    launches = [False, True]
+    if narrow:
+        launches = [True]
+    elif lists:
+        launches = [False]
+    for shifted in launches:
+        launch_kernel(
+            blend_kernel, (tiles_in(queries, tiles["BLOCK_Q"]), batch),
+            *given, queries, rows, stride,
+            D=channels, P=features.shape[2], W=part_width(channels), AXES=axes,
+            LISTED=lists is not None, SHIFTED=shifted, PRECISION=precision,
+            COMPILED=features.is_cuda, **tiles,
+        )  # fmt: skip
+    return output, logarithms
+
+
+@triton.jit
+def _axis(base, count, index, mask, axis: tl.constexpr, AXES: tl.constexpr):
+    """One coordinate of the listed points; zero where there are fewer axes than that."""
+    if axis < AXES:
+        return tl.load(base + axis * count + index, mask=mask, other=0.0)
+    return tl.zeros(index.shape, tl.float32)
+
+
+@triton.jit
+def _store_axis(base, count, index, mask, axis: tl.constexpr, AXES: tl.constexpr, values):
+    if axis < AXES:
+        tl.store(base + axis * count + index, values, mask=mask)
+
+
+@triton.jit
+def _exponents_of_gaps(gap0, gap1, gap2, i0, i1, i2, AXES: tl.constexpr):
+    """-Σ_s (gap_s i_s)²: the exponent of two. The gaps come first: no cancellation."""
+    u = gap0 * i0
+    logits = -u * u
+    if AXES > 1:
+        u = gap1 * i1
+        logits -= u * u
+    if AXES > 2:
+        u = gap2 * i2
+        logits -= u * u
+    return logits
+
+
+@triton.jit
+def _channel_tile(
+    base, rows, row_mask, stride: tl.constexpr, first: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Channels first .. first + BLOCK of the listed rows, zero beyond the last of D."""
+    channels = first + tl.arange(0, BLOCK)
+    mask = row_mask[:, None]
+    if first + BLOCK > D:
+        mask = mask & (channels < D)[None, :]
+    return tl.load(base + rows[:, None] * stride + channels[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _store_channels(
+    base, rows, row_mask, stride: tl.constexpr, first: tl.constexpr, values,
+    D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    channels = first + tl.arange(0, BLOCK)
+    mask = row_mask[:, None] & (channels < D)[None, :]
+    pointers = base + rows[:, None] * stride + channels[None, :]
+    tl.store(pointers, values.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _moments(change, gap):
+    """First and second moments of the logit gradients about each anchor, along one axis."""
+    moment = change * gap
+    return tl.sum(moment, 1), tl.sum(moment * gap, 1)
+
+
+@triton.jit
+def blend_anchors_kernel(
+    grad, logarithms, delta, points, anchors, inverse, features,
+    grad_anchors, grad_inverse, grad_features,
+    Q, QP, M, point_stride, rescale,
+    D: tl.constexpr, P: tl.constexpr, W: tl.constexpr, AXES: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile of anchors, from all points. The channels come in at most four parts."""
+    batch = tl.program_id(1).to(tl.int64)
+    points += batch * point_stride
+    anchors += batch * M * AXES
+    inverse += batch * M * AXES
+    grad_anchors += batch * M * AXES
+    grad_inverse += batch * M * AXES
+    features += batch * M * P
+    grad_features += batch * M * P
+    grad += batch * Q * D
+    logarithms += batch * QP
+    delta += batch * QP
+
+    columns = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    there = columns < M
+    a0 = _axis(anchors, M, columns, there, 0, AXES)[:, None]
+    a1 = _axis(anchors, M, columns, there, 1, AXES)[:, None]
+    a2 = _axis(anchors, M, columns, there, 2, AXES)[:, None]
+    i0 = _axis(inverse, M, columns, there, 0, AXES)
+    i1 = _axis(inverse, M, columns, there, 1, AXES)
+    i2 = _axis(inverse, M, columns, there, 2, AXES)
+    z0 = _channel_tile(features, columns, there, P, 0, D, W)
+    z1 = _channel_tile(features, columns, there, P, W, D, W)
+    z2 = _channel_tile(features, columns, there, P, 2 * W, D, W)
+    z3 = _channel_tile(features, columns, there, P, 3 * W, D, W)
+    dz0 = tl.zeros((BLOCK_M, W), tl.float32)
+    dz1 = tl.zeros((BLOCK_M, W), tl.float32)
+    dz2 = tl.zeros((BLOCK_M, W), tl.float32)
+    dz3 = tl.zeros((BLOCK_M, W), tl.float32)
+    first0, second0 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
+    first1, second1 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
+    first2, second2 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
+    for start in range(0, QP, BLOCK_Q):
+        rows = start + tl.arange(0, BLOCK_Q)
+        real = rows < Q
+        g0 = _channel_tile(grad, rows, real, D, 0, D, W)
+        along = tl.dot(z0, tl.trans(g0), input_precision=PRECISION)
+        if D > W:
+            g1 = _channel_tile(grad, rows, real, D, W, D, W)
+            along = tl.dot(z1, tl.trans(g1), along, input_precision=PRECISION)
+        if D > 2 * W:
+            g2 = _channel_tile(grad, rows, real, D, 2 * W, D, W)
+            along = tl.dot(z2, tl.trans(g2), along, input_precision=PRECISION)
+        if D > 3 * W:
+            g3 = _channel_tile(grad, rows, real, D, 3 * W, D, W)
+            along = tl.dot(z3, tl.trans(g3), along, input_precision=PRECISION)
+        # The zeros tie the weights to the layout of the product: they are then made only once, and
+        # go to the tensor cores from where they are.
+        exponents = along * 0.0 - tl.load(logarithms + rows)[None, :]
+        gap0 = tl.load(points + rows)[None, :] - a0
+        u = gap0 * i0[:, None]
+        exponents -= u * u
+        if AXES > 1:
+            gap1 = tl.load(points + QP + rows)[None, :] - a1
+            u = gap1 * i1[:, None]
+            exponents -= u * u
+        if AXES > 2:
+            gap2 = tl.load(points + 2 * QP + rows)[None, :] - a2
+            u = gap2 * i2[:, None]
+            exponents -= u * u
+        weights = tl.exp2(exponents)  # m q; zero beyond the last point
+        rounded = weights.to(grad.dtype.element_ty)
+        dz0 = tl.dot(rounded, g0, dz0, input_precision=PRECISION)
+        if D > W:
+            dz1 = tl.dot(rounded, g1, dz1, input_precision=PRECISION)
+        if D > 2 * W:
+            dz2 = tl.dot(rounded, g2, dz2, input_precision=PRECISION)
+        if D > 3 * W:
+            dz3 = tl.dot(rounded, g3, dz3, input_precision=PRECISION)
+        change = weights * (along - tl.load(delta + rows)[None, :])
+        first, second = _moments(change, gap0)
+        first0, second0 = first0 + first, second0 + second
+        if AXES > 1:
+            first, second = _moments(change, gap1)
+            first1, second1 = first1 + first, second1 + second
+        if AXES > 2:
+            first, second = _moments(change, gap2)
+            first2, second2 = first2 + first, second2 + second
+    _store_channels(grad_features, columns, there, P, 0, dz0, D, W)
+    if D > W:
+        _store_channels(grad_features, columns, there, P, W, dz1, D, W)
+    if D > 2 * W:
+        _store_channels(grad_features, columns, there, P, 2 * W, dz2, D, W)
+    if D > 3 * W:
+        _store_channels(grad_features, columns, there, P, 3 * W, dz3, D, W)
+    # The logit is -gap² i² / (2c²) with gap = x - a; `rescale` is 1/c² (and the ½ goes with the 2).
+    _store_axis(grad_anchors, M, columns, there, 0, AXES, first0 * i0 * i0 * rescale)
+    _store_axis(grad_anchors, M, columns, there, 1, AXES, first1 * i1 * i1 * rescale)
+    _store_axis(grad_anchors, M, columns, there, 2, AXES, first2 * i2 * i2 * rescale)
+    _store_axis(grad_inverse, M, columns, there, 0, AXES, -second0 * i0 * rescale)
+    _store_axis(grad_inverse, M, columns, there, 1, AXES, -second1 * i1 * rescale)
+    _store_axis(grad_inverse, M, columns, there, 2, AXES, -second2 * i2 * rescale)
+
+
+@triton.jit
+def blend_points_kernel(
+    grad, logarithms, delta, points, anchors, inverse, features, grad_points,
+    Q, QP, M, point_stride, rescale,
+    D: tl.constexpr, P: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, AXES: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile of points, from all anchors; only where the points are learned."""
+    batch = tl.program_id(1).to(tl.int64)
+    points += batch * point_stride
+    grad_points += batch * Q * AXES
+    anchors += batch * M * AXES
+    inverse += batch * M * AXES
+    features += batch * M * P
+    grad += batch * Q * D
+    logarithms += batch * QP
+    delta += batch * QP
+
+    rows = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    real = rows < Q
+    x0 = _axis(points, QP, rows, real, 0, AXES)[:, None]
+    x1 = _axis(points, QP, rows, real, 1, AXES)[:, None]
+    x2 = _axis(points, QP, rows, real, 2, AXES)[:, None]
+    logarithm = tl.load(logarithms + rows, mask=real, other=float("inf"))[:, None]
+    projection = tl.load(delta + rows, mask=real, other=0.0)[:, None]
+    g0 = _channel_tile(grad, rows, real, D, 0, D, D0)
+    g1 = _channel_tile(grad, rows, real, D, D0, D, D1)
+    d0 = tl.zeros((BLOCK_Q,), tl.float32)
+    d1 = tl.zeros((BLOCK_Q,), tl.float32)
+    d2 = tl.zeros((BLOCK_Q,), tl.float32)
+    for start in range(0, M, BLOCK_M):
+        columns = start + tl.arange(0, BLOCK_M)
+        there = columns < M
+        gap0 = x0 - _axis(anchors, M, columns, there, 0, AXES)[None, :]
+        gap1 = x1 - _axis(anchors, M, columns, there, 1, AXES)[None, :]
+        gap2 = x2 - _axis(anchors, M, columns, there, 2, AXES)[None, :]
+        i0 = _axis(inverse, M, columns, there, 0, AXES)[None, :]
+        i1 = _axis(inverse, M, columns, there, 1, AXES)[None, :]
+        i2 = _axis(inverse, M, columns, there, 2, AXES)[None, :]
+        logits = _exponents_of_gaps(gap0, gap1, gap2, i0, i1, i2, AXES)
+        logits = tl.where(there[None, :], logits, -float("inf"))
+        weights = tl.exp2(logits - logarithm)
+        z0 = _channel_tile(features, columns, there, P, 0, D, D0)
+        along = tl.dot(g0, tl.trans(z0), input_precision="ieee")
+        if D > D0:
+            z1 = _channel_tile(features, columns, there, P, D0, D, D1)
+            along = tl.dot(g1, tl.trans(z1), along, input_precision="ieee")
+        change = weights * (along - projection)
+        d0 -= tl.sum(change * gap0 * i0 * i0, 1)
+        if AXES > 1:
+            d1 -= tl.sum(change * gap1 * i1 * i1, 1)
+        if AXES > 2:
+            d2 -= tl.sum(change * gap2 * i2 * i2, 1)
+    _store_axis(grad_points, Q, rows, real, 0, AXES, d0 * rescale)
+    _store_axis(grad_points, Q, rows, real, 1, AXES, d1 * rescale)
+    _store_axis(grad_points, Q, rows, real, 2, AXES, d2 * rescale)
 
 
 @operator("fst::rbf_blend")
@@ -110,7 +638,7 @@ def blend_backward(
     )  # fmt: skip
     if learned_points:
         blend_points_kernel[(triton.cdiv(queries, tiles["BLOCK_Q"]), batch)](
-            *given, grad_points, *sizes, **parts, **_sizes(channels), **tiles
+            *given, grad_points, *sizes, **parts, **_channel_tiles(channels), **tiles
         )
     return grad_points, grad_anchors, grad_inverse, grad_features
 
@@ -135,7 +663,7 @@ def _(
     )
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     points, anchors, inverse, features, _ = inputs
     ctx.learned_points = points.requires_grad
     if ctx.learned_points and len(points) != len(anchors):
@@ -148,7 +676,7 @@ def _filled(tensor: Tensor, missing: int, value: float) -> Tensor:
     return F.pad(tensor, (0, missing), value=value) if missing else tensor
 
 
-def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _blend_gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     points, anchors, inverse, features, output, logarithms = ctx.saved_tensors
     grad = grad.contiguous()
     delta = (grad.float() * output.float()).sum(dim=-1)
@@ -166,7 +694,7 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
     return (found[0] if ctx.learned_points else None, *found[1:], None)
 
 
-blend_forward.register_autograd(_differentiate, setup_context=_remember)
+blend_forward.register_autograd(_blend_gradients, setup_context=_save_for_backward)
 
 
 def fused_blend(
@@ -178,5 +706,167 @@ def fused_blend(
     """The blend in the features' dtype, which is also that of the product; the rest in float32."""
     inverse = FOLD / length_scales.float()
     # One axis after the other, so that neighbouring threads read neighbouring numbers.
-    places = (x.float().transpose(1, 2).contiguous() for x in (points, anchors, inverse))
-    return blend_forward(*places, with_ones(features), features.shape[2])[0]
+    by_axis = (x.float().transpose(1, 2).contiguous() for x in (points, anchors, inverse))
+    return blend_forward(*by_axis, with_ones(features), features.shape[2])[0]
+
+
+# Tiles of the forward kernel by the size of a feature in bytes. Of wider features in half precision
+# the registers hold no more than a smaller tile.
+PRUNED_TILES = {2: tile_sizes(128, 32, 4, 2), 4: tile_sizes(32, 32, 4, 2)}
+WIDE_FEATURES, WIDE_TILES = 192, tile_sizes(64, 32, 4, 3)
+# What is left out weighs at most this part of a feature's rounding.
+PRUNED_SHARE = 1 / 8
+# All anchors are looked at together when a list is made.
+MOST_ANCHORS = 4096
+# Cells of one axis among which points are sorted, as a power of two.
+CELL_BITS = {1: 12, 2: 6, 3: 5}
+# Points count as sorted if so many in a row span, on average, at most this part of an axis.
+IN_A_ROW, SORTED_SPAN = 64, 0.25
+
+
+@triton.jit
+def _span(points, Q, rows, anchors, inverse, R, columns, there, axis: tl.constexpr):
+    """The squared distances along an axis from each anchor to the tile's box, least and most."""
+    x = tl.load(points + axis * Q + rows)
+    low, high = tl.min(x, 0), tl.max(x, 0)
+    a = tl.load(anchors + axis * R + columns, mask=there, other=0.0)
+    i = tl.load(inverse + axis * R + columns, mask=there, other=0.0)
+    least = tl.maximum(tl.maximum(low - a, a - high), 0.0) * i
+    most = tl.maximum(a - low, high - a) * i
+    return least * least, most * most
+
+
+@triton.jit
+def list_kernel(
+    points, anchors, inverse, chosen, counts, remote,
+    Q, M, R, point_stride, slack,
+    AXES: tl.constexpr, SPAN: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """The anchors that matter to a tile of points, how many there are, and whether it is remote.
+
+    M anchors are real; of the R in all, those beyond weigh nothing.
+    """
+    batch = tl.program_id(1).to(tl.int64)
+    tile = batch * tl.num_programs(0) + tl.program_id(0)
+    points += batch * point_stride
+    anchors += batch * R * AXES
+    inverse += batch * R * AXES
+    chosen += tile * R
+    rows = tl.minimum(tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q), Q - 1)
+    columns = tl.arange(0, SPAN)
+    there = columns < M
+    least, most = _span(points, Q, rows, anchors, inverse, R, columns, there, 0)
+    if AXES > 1:
+        more = _span(points, Q, rows, anchors, inverse, R, columns, there, 1)
+        least, most = least + more[0], most + more[1]
+    if AXES > 2:
+        more = _span(points, Q, rows, anchors, inverse, R, columns, there, 2)
+        least, most = least + more[0], most + more[1]
+    bound = tl.min(tl.where(there, most, float("inf")), 0)
+    # So that an anchor without a number, of a model that has diverged, is kept and seen.
+    negligible = least > bound + slack
+    keep = (there & ~negligible).to(tl.int32)
+    tl.store(chosen + tl.cumsum(keep, 0) - 1, columns, mask=keep > 0)
+    count = tl.sum(keep, 0)
+    tl.store(counts + tile, count)
+    # At every point the weights add up to 2^-bound or more.
+    tl.store(remote + tile, (bound > -LEAST_LOGARITHM).to(tl.int32))
+    # A list ends with a whole block.
+    rest = count + tl.arange(0, BLOCK_M)
+    tl.store(chosen + rest, M, mask=rest < tl.cdiv(count, BLOCK_M) * BLOCK_M)
+
+
+def anchor_lists(
+    points: Float[Tensor, "#b s q"],
+    anchors: Float[Tensor, "b s r"],
+    inverse: Float[Tensor, "b s r"],
+    count: int,
+    tolerance: float,
+    tiles: dict[str, int],
+) -> AnchorLists:
+    """For each tile of points those of `count` anchors that matter to it."""
+    (batch, axes, rows), queries = anchors.shape, points.shape[2]
+    number = triton.cdiv(queries, tiles["BLOCK_Q"])
+    chosen = anchors.new_empty(batch, number, rows, dtype=torch.int32)
+    counts, remote = (anchors.new_empty(batch, number, dtype=torch.int32) for _ in range(2))
+    list_kernel[(number, batch)](
+        points, anchors, inverse, chosen, counts, remote,
+        queries, count, rows, 0 if points.shape[0] == 1 else axes * queries,
+        math.log2(count / tolerance),
+        AXES=axes, SPAN=triton.next_power_of_2(count),
+        BLOCK_Q=tiles["BLOCK_Q"], BLOCK_M=tiles["BLOCK_M"], num_warps=4,
+    )  # fmt: skip
+    return AnchorLists(chosen, counts, remote)
+
+
+def _pruned_tiles(features: Tensor, channels: int) -> dict[str, int]:
+    size = features.element_size()
+    return WIDE_TILES if size == 2 and channels >= WIDE_FEATURES else PRUNED_TILES[size]
+
+
+@operator("fst::pruned_rbf_blend")
+def pruned_blend_forward(
+    points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor, count: int, channels: int
+) -> Tensor:
+    """The blend (b q d) of those of `count` anchors that matter; what weighs nothing follows them.
+
+    The features come from `with_ones`.
+    """
+    tiles = _pruned_tiles(features, channels)
+    tolerance = PRUNED_SHARE * torch.finfo(features.dtype).eps
+    lists = anchor_lists(points, anchors, inverse, count, tolerance, tiles)
+    return run_blend(
+        points, anchors, inverse, features, channels, anchors.shape[2], tiles, FORWARD_PRECISION,
+        lists,
+    )[0]  # fmt: skip
+
+
+@pruned_blend_forward.register_fake
+def _(
+    points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor, count: int, channels: int
+) -> Tensor:
+    return features.new_empty(anchors.shape[0], points.shape[2], channels)
+
+
+def pruned_blend(
+    points: Float[Tensor, "#b q s"],
+    anchors: Float[Tensor, "b m s"],
+    length_scales: Float[Tensor, "b m s"],
+    features: Float[Tensor, "b m d"],
+) -> Float[Tensor, "b q d"]:
+    """The full blend to rounding, in the features' dtype, from the anchors that matter."""
+    count, channels = features.shape[1:]
+    # At least one more, to fill up lists with, and a whole number of blocks.
+    more = 1 + -(count + 1) % _pruned_tiles(features, channels)["BLOCK_M"]
+    inverse = FOLD / length_scales.float()
+    by_axis = points.float().transpose(1, 2).contiguous()
+    far = with_far(anchors.float().transpose(1, 2), inverse.transpose(1, 2), more)
+    return pruned_blend_forward(by_axis, *far, with_ones(features, more), count, channels)
+
+
+def scattered(points: Float[Tensor, "b q s"]) -> bool:
+    """Whether neighbours in the order of points of the unit box are far from each other.
+
+    This looks at the numbers, so it waits for the GPU.
+    """
+    if points.shape[1] < 2 * IN_A_ROW:
+        return False
+    whole = points.shape[1] // IN_A_ROW * IN_A_ROW
+    rows = points[:, :whole].unflatten(1, (-1, IN_A_ROW))
+    return bool((rows.amax(dim=2) - rows.amin(dim=2)).mean() > SORTED_SPAN)
+
+
+def compact_order(points: Float[Tensor, "b q s"]) -> Int[Tensor, "b q"]:
+    """An order in which points of the unit box come in compact tiles.
+
+    They are sorted into the cells of a grid, which follow each other along a curve whose
+    neighbours are neighbours (the bits of the axes interlaced).
+    """
+    axes = points.shape[2]
+    bits = CELL_BITS[axes]
+    cells = (points * 2**bits).to(torch.int16).clamp(0, 2**bits - 1)
+    code = torch.zeros_like(cells[..., 0])
+    for bit in range(bits):
+        for axis in range(axes):
+            code |= ((cells[..., axis] >> bit) & 1) << (bit * axes + axis)
+    return code.argsort(dim=1)

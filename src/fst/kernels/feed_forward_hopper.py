@@ -1,15 +1,19 @@
-"""The kernels of `feed_forward_kernels` for Hopper: groups of warps that take turns (Gluon).
+"""The kernels of `feed_forward` and `point_mlp` for Hopper: groups of warps (Gluon).
 
 The same equations, packed weights and results, in bfloat16 and for widths of 128 to 248. Each group
-of four warps owns 64 tokens, and a program has two groups or three. The weights come through a ring
-of tiles which all groups read: in a step, the first layer's tile i and the second's tile i - 1. The
-groups multiply one after the other, so that one's products run under the GELU of the others. The
-first product's operand is the normalised tokens, rounded as a separate LayerNorm's would be, then
-(1, 0, 1): these pick up both parts of c, and nothing of u, from the columns behind the packed
-weights' channels. Channels come in tiles of 128 and 64, and a third, narrow one for widths beyond.
+of four warps owns 64 tokens.
 
-Gluon is young, and its names change: `mlp` does without this module where it cannot be imported, or
-where a kernel cannot be compiled.
+Going forward, a program has two groups or three. The weights come through a ring of tiles which all
+groups read: in a step, the first layer's tile i and the second's tile i - 1. The groups multiply
+one after the other, so that one's products run under the GELU of the others. The first product's
+operand is the normalised tokens, rounded as a separate LayerNorm's would be, then (1, 0, 1): these
+pick up both parts of c, and nothing of u, from the columns behind the packed weights' channels.
+Channels come in tiles of 128 and 64, and a third, narrow one for widths beyond.
+
+Going backward, two groups run apart: there is no barrier between them, so one computes GELU while
+the other multiplies. Each computes its tokens' hidden layer again, tile by tile. That layer and the
+gradient of its argument leave through small staging tiles in shared memory while the next product
+runs. Channels come in the two tiles of the packed weights.
 """
 
 from functools import cache, lru_cache
@@ -26,7 +30,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fst.kernels.feed_forward_packing import tile_widths
 from fst.kernels.gluon_parts import (
     ROWS,
     TILE,
@@ -38,19 +41,19 @@ from fst.kernels.gluon_parts import (
     described,
     end_barriers,
     gelu,
-    load_place,
+    gelu_and_slope,
+    load_term,
     normalise,
     of_group,
     token_tiles,
     weight_tiles,
 )
-from fst.kernels.hopper import processors
-from fst.kernels.launching import launch_kernel
-from fst.kernels.tiles import tiles_in
+from fst.kernels.launch import launch_kernel, processors, tiles_in
+from fst.kernels.weights import tile_widths
 
 
 @gluon.jit
-def _fetch(
+def _fetch_forward(
     weights, ring, ready, i,
     D1: gl.constexpr, D2: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -72,7 +75,7 @@ def _fetch(
 
 
 @gluon.jit
-def _finish(
+def _write_outputs(
     sums, x, b2, rows, T, own, target,
     RESIDUAL: gl.constexpr, D: gl.constexpr, FIRST: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
@@ -102,28 +105,28 @@ def _pass_turn(turns, GROUPS: gl.constexpr, G: gl.constexpr):
 
 
 @gluon.jit
-def _copy_place(spots, spot, placed, rows, P, i, HID: gl.constexpr):
-    """Tile i of the rows' own addends into shared memory: the rows follow one another."""
-    mbarrier.expect(placed, ROWS * HID * 2)
-    copy_in(spots, [rows % P, i * HID], placed, spot)
+def _copy_term(term_tiles, term_slot, term_ready, rows, P, i, HID: gl.constexpr):
+    """Tile i of the rows' position terms into shared memory: the rows follow one another."""
+    mbarrier.expect(term_ready, ROWS * HID * 2)
+    copy_in(term_tiles, [rows % P, i * HID], term_ready, term_slot)
 
 
 @gluon.jit
 def _activate(
-    pre, place, spots, spot, placed, rows, T, P, i, dtype: gl.constexpr,
-    H: gl.constexpr, PLACE: gl.constexpr, TILES: gl.constexpr, HID: gl.constexpr,
+    pre, term, term_tiles, term_slot, term_ready, rows, T, P, i, dtype: gl.constexpr,
+    H: gl.constexpr, TERM: gl.constexpr, TILES: gl.constexpr, HID: gl.constexpr,
 ):  # fmt: skip
     """The hidden layer's tile i of a group, once it is multiplied."""
     MH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HID, 16])
-    if PLACE == 1:
-        pre += load_place(place, rows, T, P, i, H, HID).to(gl.float32)
-    if PLACE == 2:
-        mbarrier.wait(placed, i & 1)
-        pre += spot.load(MH).to(gl.float32)
+    if TERM == 1:
+        pre += load_term(term, rows, T, P, i, H, HID).to(gl.float32)
+    if TERM == 2:
+        mbarrier.wait(term_ready, i & 1)
+        pre += term_slot.load(MH).to(gl.float32)
         if i + 1 < TILES:
             fence_async_shared()
             barrier()  # this tile has been read
-            _copy_place(spots, spot, placed, rows, P, i + 1, HID)
+            _copy_term(term_tiles, term_slot, term_ready, rows, P, i + 1, HID)
     return gelu(pre).to(dtype)
 
 
@@ -147,7 +150,7 @@ def _operand(h, WIDE: gl.constexpr):
 
 
 @gluon.jit
-def _no_sums(D1: gl.constexpr, D2: gl.constexpr):
+def _zero_sums(D1: gl.constexpr, D2: gl.constexpr):
     M0: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     M1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D1, 16])
     M2: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, max(D2, 16), 16])
@@ -175,7 +178,7 @@ def _second(h, ring, stage, sums, D1: gl.constexpr, D2: gl.constexpr):
 
 
 @gluon.jit
-def _settled(sums, a, PENDING: gl.constexpr, D2: gl.constexpr):
+def _finished(sums, a, PENDING: gl.constexpr, D2: gl.constexpr):
     """The sums, done; named with the operands so that nobody takes their registers before."""
     if D2 > 0:
         s0, s1, s2, _, _, _ = warpgroup_mma_wait(
@@ -190,29 +193,29 @@ def _settled(sums, a, PENDING: gl.constexpr, D2: gl.constexpr):
 @gluon.jit
 def _forward_group(
     given, held, T, P, eps,
-    D: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, H: gl.constexpr, PLACE: gl.constexpr,
+    D: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, H: gl.constexpr, TERM: gl.constexpr,
     TILES: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr,
     GROUPS: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
     MH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HID, 16])
-    x, tokens, place, spots, weights, targets, b2 = given
-    ring, owns, spot, ready, empty, arrived, turns = held
+    x, tokens, term, term_tiles, weights, targets, b2 = given
+    ring, owns, term_slot, ready, empty, arrived, turns = held
     if G == 0:
         for i in gl.static_range(STAGES):
-            _fetch(weights, ring, ready, i, D1, D2, HID, STAGES)
+            _fetch_forward(weights, ring, ready, i, D1, D2, HID, STAGES)
     rows = gl.program_id(0) * (GROUPS * ROWS) + G * ROWS
     own = of_group(owns, D2, G)
-    spot = spot.index(G % spot.shape[0])
-    placed = arrived.index(GROUPS + G)
+    term_slot = term_slot.index(G % term_slot.shape[0])
+    term_ready = arrived.index(GROUPS + G)
     dtype: gl.constexpr = owns[0].dtype
-    if PLACE:
+    if TERM:
         copy_tokens(tokens, rows, arrived.index(G), D1, D2, own)
-        if PLACE == 2:
-            _copy_place(spots, spot, placed, rows, P, 0, HID)
+        if TERM == 2:
+            _copy_term(term_tiles, term_slot, term_ready, rows, P, 0, HID)
         mbarrier.wait(arrived.index(G), 0)
     else:
         normalise(x, rows, T, eps, D, D1, D2, own)
-    sums = _no_sums(D1, D2)
+    sums = _zero_sums(D1, D2)
     none = gl.zeros((ROWS, HID), gl.float32, MH)
     mbarrier.wait(ready.index(0), 0)
     _await_turn(turns, 0, G)
@@ -220,42 +223,46 @@ def _forward_group(
     _pass_turn(turns, GROUPS, G)
     pre = warpgroup_mma_wait(0, deps=[pre])
     mbarrier.arrive(empty.index(0), count=1)
-    h = _activate(pre, place, spots, spot, placed, rows, T, P, 0, dtype, H, PLACE, TILES, HID)
+    h = _activate(
+        pre, term, term_tiles, term_slot, term_ready, rows, T, P, 0, dtype, H, TERM, TILES, HID
+    )
     for i in range(1, TILES):
         stage = i % STAGES
         mbarrier.wait(ready.index(stage), (i // STAGES) & 1)
         _await_turn(turns, i, G)
         under_way, a = _second(h, ring, stage, sums, D1, D2)
         if GROUPS == 3:  # too few registers for both products at once
-            sums = _settled(under_way, a, 0, D2)
+            sums = _finished(under_way, a, 0, D2)
         pre = _first(own, ring, stage, none, D2)
         _pass_turn(turns, GROUPS, G)
         if G == 0:  # noqa: SIM102 (known when compiled, the next is not)
             if i - 1 + STAGES <= TILES:
                 last = (i - 1) % STAGES
                 mbarrier.wait(empty.index(last), ((i - 1) // STAGES) & 1)
-                _fetch(weights, ring, ready, i - 1 + STAGES, D1, D2, HID, STAGES)
+                _fetch_forward(weights, ring, ready, i - 1 + STAGES, D1, D2, HID, STAGES)
         if GROUPS == 2:
-            sums = _settled(under_way, a, 3 if D2 > 0 else 2, D2)
+            sums = _finished(under_way, a, 3 if D2 > 0 else 2, D2)
         pre = warpgroup_mma_wait(0, deps=[pre])
         mbarrier.arrive(empty.index(stage), count=1)
-        h = _activate(pre, place, spots, spot, placed, rows, T, P, i, dtype, H, PLACE, TILES, HID)
+        h = _activate(
+            pre, term, term_tiles, term_slot, term_ready, rows, T, P, i, dtype, H, TERM, TILES, HID
+        )
     mbarrier.wait(ready.index(TILES % STAGES), (TILES // STAGES) & 1)
     under_way, a = _second(h, ring, TILES % STAGES, sums, D1, D2)
     if D2 > 0:
         s2, _ = warpgroup_mma_wait(0, deps=[under_way[2], a[2]])
-    s0, s1 = _settled(under_way, a, 0, 0)
-    _finish(s0, x, b2, rows, T, own[0], targets[0], PLACE == 0, D, 0, TILE)
-    _finish(s1, x, b2, rows, T, own[1], targets[1], PLACE == 0, D, TILE, D1)
+    s0, s1 = _finished(under_way, a, 0, 0)
+    _write_outputs(s0, x, b2, rows, T, own[0], targets[0], TERM == 0, D, 0, TILE)
+    _write_outputs(s1, x, b2, rows, T, own[1], targets[1], TERM == 0, D, TILE, D1)
     if D2 > 0:
-        _finish(s2, x, b2, rows, T, own[2], targets[2], PLACE == 0, D, TILE + D1, D2)
+        _write_outputs(s2, x, b2, rows, T, own[2], targets[2], TERM == 0, D, TILE + D1, D2)
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["T", "P"])
 def feed_forward_gluon_kernel(
-    x, x0, x1, x2, place, spots, w1a, w1b, w1c, w2a, w2b, w2c, y0, y1, y2, b2, T, P, eps,
-    D: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, H: gl.constexpr, PLACE: gl.constexpr,
+    x, x0, x1, x2, term, term_tiles, w1a, w1b, w1c, w2a, w2b, w2c, y0, y1, y2, b2, T, P, eps,
+    D: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, H: gl.constexpr, TERM: gl.constexpr,
     TILES: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
     GROUPS: gl.constexpr,
 ):  # fmt: skip
@@ -264,25 +271,27 @@ def feed_forward_gluon_kernel(
     targets = (y0, y1, y2)
     ring = weight_tiles(weights, D1, D2, HID, STAGES)
     own = token_tiles(targets, D1, D2, GROUPS)
-    SPOTS: gl.constexpr = GROUPS if PLACE == 2 else 1
-    ROOM: gl.constexpr = ROWS if PLACE == 2 else 8
-    spot = gl.allocate_shared_memory(w1a.dtype, [SPOTS, ROOM, HID], spots.layout)
+    TERM_SLOTS: gl.constexpr = GROUPS if TERM == 2 else 1
+    TERM_ROWS: gl.constexpr = ROWS if TERM == 2 else 8
+    term_slot = gl.allocate_shared_memory(
+        w1a.dtype, [TERM_SLOTS, TERM_ROWS, HID], term_tiles.layout
+    )
     ready = barriers(STAGES, 1)
     empty = barriers(STAGES, GROUPS)
     arrived = barriers(2 * GROUPS, 1)
     turns = barriers(GROUPS, 1)
     fence_async_shared()
-    given = (x, tokens, place, spots, weights, targets, b2)
-    held = (ring, own, spot, ready, empty, arrived, turns)
+    given = (x, tokens, term, term_tiles, weights, targets, b2)
+    held = (ring, own, term_slot, ready, empty, arrived, turns)
     if GROUPS == 3:
         gl.warp_specialize(
             [
                 (_forward_group, (given, held, T, P, eps,
-                                  D, D1, D2, H, PLACE, TILES, HID, STAGES, GROUPS, 0)),
+                                  D, D1, D2, H, TERM, TILES, HID, STAGES, GROUPS, 0)),
                 (_forward_group, (given, held, T, P, eps,
-                                  D, D1, D2, H, PLACE, TILES, HID, STAGES, GROUPS, 1)),
+                                  D, D1, D2, H, TERM, TILES, HID, STAGES, GROUPS, 1)),
                 (_forward_group, (given, held, T, P, eps,
-                                  D, D1, D2, H, PLACE, TILES, HID, STAGES, GROUPS, 2)),
+                                  D, D1, D2, H, TERM, TILES, HID, STAGES, GROUPS, 2)),
             ],
             [4, 4],
             [REGISTERS, REGISTERS],
@@ -291,9 +300,9 @@ def feed_forward_gluon_kernel(
         gl.warp_specialize(
             [
                 (_forward_group, (given, held, T, P, eps,
-                                  D, D1, D2, H, PLACE, TILES, HID, STAGES, GROUPS, 0)),
+                                  D, D1, D2, H, TERM, TILES, HID, STAGES, GROUPS, 0)),
                 (_forward_group, (given, held, T, P, eps,
-                                  D, D1, D2, H, PLACE, TILES, HID, STAGES, GROUPS, 1)),
+                                  D, D1, D2, H, TERM, TILES, HID, STAGES, GROUPS, 1)),
             ],
             [4],
             [REGISTERS],
@@ -306,8 +315,8 @@ def feed_forward_gluon_kernel(
 
 HIDDEN = 64  # hidden units of a tile of weights
 SHARED = 226 * 1024  # bytes of shared memory for tiles; the barriers lie behind
-# Registers a thread may have, by the groups of a program.
-REGISTERS = {2: 256, 3: 168}
+# Registers a thread of the forward kernel may have, by the groups of a program.
+FORWARD_REGISTERS = {2: 256, 3: 168}
 
 
 class Plan(NamedTuple):
@@ -315,16 +324,16 @@ class Plan(NamedTuple):
 
     groups: int
     stages: int
-    place: int
-    """0: none, 1: loaded by every thread, 2: copied in tiles."""
+    term: int
+    """0: no term, 1: loaded by every thread, 2: copied in tiles."""
 
 
-def way_of(place: Tensor | None, count: int) -> int:
-    """Of taking the place: tiles of it must not wrap around, and begin at multiples of 16 bytes."""
-    if place is None:
+def term_way(term: Tensor | None, count: int) -> int:
+    """How the term is taken: its tiles must not wrap around, and begin at multiples of 16 bytes."""
+    if term is None:
         return 0
-    whole = len(place) % ROWS.value == 0 or len(place) == count
-    return 2 if whole and place.data_ptr() % 16 == 0 else 1
+    whole = len(term) % ROWS.value == 0 or len(term) == count
+    return 2 if whole and term.data_ptr() % 16 == 0 else 1
 
 
 @cache
@@ -337,7 +346,7 @@ def tiles_of(width: int) -> tuple[int, int, int]:
 
 
 @lru_cache(1024)
-def plan(count: int, width: int, place: int, available: int) -> Plan:
+def plan(count: int, width: int, term: int, available: int) -> Plan:
     """Three groups share the weights better; two where that leaves fewer processors idle."""
 
     def rounds(groups: int) -> int:
@@ -345,12 +354,12 @@ def plan(count: int, width: int, place: int, available: int) -> Plan:
 
     columns = sum(tiles_of(width))
     groups = 3 if columns <= 208 and rounds(3) <= 1.1 * rounds(2) else 2
-    return Plan(groups, stages(groups, columns, place), place)
+    return Plan(groups, stages(groups, columns, term), term)
 
 
-def stages(groups: int, columns: int, place: int) -> int:
+def stages(groups: int, columns: int, term: int) -> int:
     """How many tiles of both weights fit beside the tokens."""
-    own = groups * ROWS.value * (columns + (HIDDEN if place == 2 else 0))
+    own = groups * ROWS.value * (columns + (HIDDEN if term == 2 else 0))
     return min(3, (SHARED // 2 - own) // (2 * HIDDEN * columns))
 
 
@@ -359,23 +368,237 @@ def processors_of(x: Tensor) -> int:
 
 
 def forward(
-    x: Tensor, place: Tensor | None, w1: Tensor, w2: Tensor, b2: Tensor, eps: float, y: Tensor
+    x: Tensor, term: Tensor | None, w1: Tensor, w2: Tensor, b2: Tensor, eps: float, y: Tensor
 ) -> None:
     """Fills y (t d)."""
     count = x.shape[0]
     widths = tiles_of(x.shape[1])
     boxes, absent = (widths, ()) if widths[2] else (widths[:2], (None,))
-    chosen = plan(count, x.shape[1], way_of(place, count), processors_of(x))
+    chosen = plan(count, x.shape[1], term_way(term, count), processors_of(x))
     tiles, rows = w1.shape[0] // HIDDEN, ROWS.value
-    spots = x if place is None else place
+    addend = x if term is None else term
     # Copied as they are only where they are not normalised first.
-    tokens = (None,) * 3 if place is None else (*described(x, rows, *boxes), *absent)
+    tokens = (None,) * 3 if term is None else (*described(x, rows, *boxes), *absent)
     launch_kernel(
         feed_forward_gluon_kernel, (tiles_in(count, chosen.groups * rows),),
-        x, *tokens, spots, *described(spots, rows, HIDDEN),
+        x, *tokens, addend, *described(addend, rows, HIDDEN),
         *described(w1, HIDDEN, *boxes), *absent, *described(w2, HIDDEN, *boxes), *absent,
-        *described(y, rows, *boxes), *absent, b2, count, spots.shape[0], eps,
-        D=x.shape[1], D1=widths[1], D2=widths[2], H=spots.shape[1], PLACE=chosen.place,
+        *described(y, rows, *boxes), *absent, b2, count, addend.shape[0], eps,
+        D=x.shape[1], D1=widths[1], D2=widths[2], H=addend.shape[1], TERM=chosen.term,
         TILES=tiles, HID=HIDDEN, STAGES=min(chosen.stages, tiles + 1),
-        REGISTERS=REGISTERS[chosen.groups], GROUPS=chosen.groups, num_warps=4,
+        REGISTERS=FORWARD_REGISTERS[chosen.groups], GROUPS=chosen.groups, num_warps=4,
+    )  # fmt: skip
+
+
+class BackwardTiles(NamedTuple):
+    """Hidden units of a tile of weights, and how many tiles the ring holds."""
+
+    hidden: int
+    stages: int
+
+
+# By the channels of the second tile: what fits into shared memory and spills no register.
+BACKWARD_TILES = {64: BackwardTiles(64, 2), 128: BackwardTiles(32, 2)}
+# Registers a thread of the backward kernel may have.
+BACKWARD_REGISTERS = 256
+
+
+@gluon.jit
+def _fetch_backward(
+    weights, ring, ready, i, D1: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr
+):
+    """Hidden units of tile i of both weights into the ring."""
+    stage = i % STAGES
+    bar = ready.index(stage)
+    mbarrier.expect(bar, 2 * HID * (TILE + D1) * 2)
+    copy_in(weights[0], [i * HID, 0], bar, ring[0].index(stage))
+    copy_in(weights[1], [i * HID, TILE], bar, ring[1].index(stage))
+    copy_in(weights[2], [i * HID, 0], bar, ring[2].index(stage))
+    copy_in(weights[3], [i * HID, TILE], bar, ring[3].index(stage))
+
+
+@gluon.jit
+def _column_sums(own, sums, D: gl.constexpr, FIRST: gl.constexpr, WIDE: gl.constexpr):
+    # Every warp has whole columns: their sums need no shared memory, of which nothing is left.
+    L: gl.constexpr = gl.BlockedLayout([1, 2], [256 // WIDE, WIDE // 8], [1, 4], [1, 0])
+    c = FIRST + gl.arange(0, WIDE, layout=gl.SliceLayout(0, L))
+    gl.store(sums + c, gl.sum(own.load(L).to(gl.float32), 0), mask=c < D)
+
+
+@gluon.jit
+def _normed(x, rows, T, mean, scale, D: gl.constexpr, FIRST: gl.constexpr, WIDE: gl.constexpr):
+    """Normalised tokens in float32, as the sums lie."""
+    M: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
+    r = rows + gl.arange(0, ROWS, layout=gl.SliceLayout(1, M))
+    c = FIRST + gl.arange(0, WIDE, layout=gl.SliceLayout(0, M))
+    there = (r < T)[:, None] & (c < D)[None, :]
+    f = gl.load(x + r[:, None] * D + c[None, :], mask=there, other=0.0).to(gl.float32)
+    return (f - mean[:, None]) * scale[:, None]
+
+
+@gluon.jit
+def _backward_group(
+    x, tokens, term, weights, grads, targets, sums, ring, own, given, staged,
+    ready, empty, arrived, T, P, eps,
+    D: gl.constexpr, D1: gl.constexpr, H: gl.constexpr, TERM: gl.constexpr,
+    TILES: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr, G: gl.constexpr,
+):  # fmt: skip
+    MH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HID, 16])
+    M0: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    M1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D1, 16])
+    A0: gl.constexpr = gl.DotOperandLayout(0, M0, 2)
+    A1: gl.constexpr = gl.DotOperandLayout(0, M1, 2)
+    R0: gl.constexpr = gl.SliceLayout(1, M0)
+    R1: gl.constexpr = gl.SliceLayout(1, M1)
+    rows = gl.program_id(0) * (2 * ROWS) + G * ROWS
+    own0, own1 = of_group(own, 0, G)
+    dy0, dy1 = of_group(given, 0, G)
+    hidden = staged[0].index(G)
+    change = staged[1].index(G)
+    copy_tokens(grads, rows, arrived.index(G), D1, 0, (dy0, dy1))
+    if G == 0:
+        for i in gl.static_range(STAGES):
+            _fetch_backward(weights, ring, ready, i, D1, HID, STAGES)
+    if TERM:
+        copy_tokens(tokens, rows, arrived.index(2 + G), D1, 0, (own0, own1))
+        mbarrier.wait(arrived.index(2 + G), 0)
+    else:
+        mean, scale = normalise(x, rows, T, eps, D, D1, 0, (own0, own1))
+        copy_out(targets[4], [rows, 0], own0)
+        copy_out(targets[5], [rows, TILE], own1)
+        mean = gl.convert_layout(mean, R0)
+        scale = gl.convert_layout(scale, R0)
+    mbarrier.wait(arrived.index(G), 0)
+    sums += (gl.program_id(0) * 2 + G) * D
+    _column_sums(dy0, sums, D, 0, TILE)
+    _column_sums(dy1, sums, D, TILE, D1)
+    d0 = gl.zeros((ROWS, TILE), gl.float32, M0)
+    d1 = gl.zeros((ROWS, D1), gl.float32, M1)
+    none = gl.zeros((ROWS, HID), gl.float32, MH)
+    for i in range(TILES):
+        stage = i % STAGES
+        if TERM:
+            term_tile = load_term(term, rows, T, P, i, H, HID)
+        mbarrier.wait(ready.index(stage), (i // STAGES) & 1)
+        w0 = ring[0].index(stage)
+        w1 = ring[1].index(stage)
+        v0 = ring[2].index(stage)
+        v1 = ring[3].index(stage)
+        pre = warpgroup_mma(own0, w0.permute((1, 0)), none, use_acc=False, is_async=True)
+        pre = warpgroup_mma(own1, w1.permute((1, 0)), pre, is_async=True)
+        dh = warpgroup_mma(dy0, v0.permute((1, 0)), none, use_acc=False, is_async=True)
+        dh = warpgroup_mma(dy1, v1.permute((1, 0)), dh, is_async=True)
+        pre = warpgroup_mma_wait(2, deps=[pre])
+        if TERM:
+            pre += term_tile.to(gl.float32)
+        act, slope = gelu_and_slope(pre)
+        tma.store_wait(0)  # the staging tiles have been read
+        barrier()
+        # Stored here, before the wait, so that GELU runs under the product that gives dh.
+        hidden.store(act.to(own0.dtype))
+        dh, slope = warpgroup_mma_wait(0, deps=[dh, slope])
+        back = (dh * slope).to(own0.dtype)
+        a0 = gl.convert_layout(back, A0)
+        a1 = gl.convert_layout(back, A1)
+        t0 = warpgroup_mma(a0, w0, d0, is_async=True)
+        t1 = warpgroup_mma(a1, w1, d1, is_async=True)
+        change.store(back)
+        fence_async_shared()
+        barrier()
+        copy_out(targets[0], [rows, i * HID], hidden)
+        copy_out(targets[1], [rows, i * HID], change)
+        d0, d1, a0, a1 = warpgroup_mma_wait(0, deps=[t0, t1, a0, a1])
+        mbarrier.arrive(empty.index(stage), count=1)
+        if G == 0:  # noqa: SIM102 (known when compiled, the next is not)
+            if i + STAGES < TILES:
+                mbarrier.wait(empty.index(stage), (i // STAGES) & 1)
+                _fetch_backward(weights, ring, ready, i + STAGES, D1, HID, STAGES)
+    if not TERM:
+        c1 = TILE + gl.arange(0, D1, layout=gl.SliceLayout(0, M1))
+        d1 = gl.where((c1 < D)[None, :], d1, 0.0)
+        mean1 = gl.convert_layout(mean, R1)
+        scale1 = gl.convert_layout(scale, R1)
+        n0 = _normed(x, rows, T, mean, scale, D, 0, TILE)
+        n1 = _normed(x, rows, T, mean1, scale1, D, TILE, D1)
+        level = (gl.sum(d0, 1) + gl.convert_layout(gl.sum(d1, 1), R0)) / D
+        along = (gl.sum(d0 * n0, 1) + gl.convert_layout(gl.sum(d1 * n1, 1), R0)) / D
+        level1 = gl.convert_layout(level, R1)
+        along1 = gl.convert_layout(along, R1)
+        d0 = (d0 - level[:, None] - n0 * along[:, None]) * scale[:, None]
+        d1 = (d1 - level1[:, None] - n1 * along1[:, None]) * scale1[:, None]
+        d0 += dy0.load(M0).to(gl.float32)
+        d1 += dy1.load(M1).to(gl.float32)
+    barrier()
+    dy0.store(d0.to(own0.dtype))
+    dy1.store(d1.to(own0.dtype))
+    fence_async_shared()
+    barrier()
+    copy_out(targets[2], [rows, 0], dy0)
+    copy_out(targets[3], [rows, TILE], dy1)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["T", "P"])
+def feed_forward_backward_gluon_kernel(
+    x, x0, x1, term, w1a, w1b, w2a, w2b, dy0, dy1, hidden, change, dx0, dx1, n0, n1, sums,
+    T, P, eps,
+    D: gl.constexpr, D1: gl.constexpr, H: gl.constexpr, TERM: gl.constexpr,
+    TILES: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = w1a.dtype
+    tokens = (x0, x1)
+    weights = (w1a, w1b, w2a, w2b)
+    grads = (dy0, dy1)
+    targets = (hidden, change, dx0, dx1, n0, n1)
+    ring = weight_tiles(weights, D1, 0, HID, STAGES)
+    # The tokens have the gradients' tiles; without a position term they are not described.
+    own = token_tiles(grads, D1, 0, 2)
+    given = token_tiles(grads, D1, 0, 2)
+    staged = (
+        gl.allocate_shared_memory(dtype, [2, ROWS, HID], hidden.layout),
+        gl.allocate_shared_memory(dtype, [2, ROWS, HID], change.layout),
+    )
+    ready = barriers(STAGES, 1)
+    empty = barriers(STAGES, 2)
+    arrived = barriers(4, 1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_backward_group, (x, tokens, term, weights, grads, targets, sums, ring, own, given,
+                               staged, ready, empty, arrived, T, P, eps,
+                               D, D1, H, TERM, TILES, HID, STAGES, 0)),
+            (_backward_group, (x, tokens, term, weights, grads, targets, sums, ring, own, given,
+                               staged, ready, empty, arrived, T, P, eps,
+                               D, D1, H, TERM, TILES, HID, STAGES, 1)),
+        ],
+        [4],
+        [REGISTERS],
+    )  # fmt: skip
+    end_barriers(ready)
+    end_barriers(empty)
+    end_barriers(arrived)
+
+
+def backward(
+    dy: Tensor, x: Tensor, term: Tensor | None, w1: Tensor, w2: Tensor, eps: float,
+    dx: Tensor, normed: Tensor | None, hidden: Tensor, change: Tensor, sums: Tensor,
+) -> None:  # fmt: skip
+    """Fills dx (t d), normed (t d + EXTRA), hidden and change (t h), sums (t / 64 d)."""
+    first, second = tile_widths(x.shape[1])
+    tiles, rows = BACKWARD_TILES[second], ROWS.value
+    count = w1.shape[0] // tiles.hidden
+    addend = x if term is None else term
+    # Tokens are copied as they are, or normalised, and then copied out.
+    tokens = (None, None) if term is None else described(x, rows, first, second)
+    ones = (None, None) if normed is None else described(normed, rows, first, second)
+    launch_kernel(
+        feed_forward_backward_gluon_kernel, (tiles_in(x.shape[0], 2 * rows),),
+        x, *tokens, addend,
+        *described(w1, tiles.hidden, first, second), *described(w2, tiles.hidden, first, second),
+        *described(dy, rows, first, second),
+        *described(hidden, rows, tiles.hidden), *described(change, rows, tiles.hidden),
+        *described(dx, rows, first, second), *ones, sums, x.shape[0], addend.shape[0], eps,
+        D=x.shape[1], D1=second, H=addend.shape[1], TERM=term is not None,
+        TILES=count, HID=tiles.hidden, STAGES=min(tiles.stages, count),
+        REGISTERS=BACKWARD_REGISTERS, num_warps=4,
     )  # fmt: skip

@@ -55,7 +55,7 @@ def end_barriers(bars):
 
 @gluon.jit
 def advance(stage, turn, STAGES: gl.constexpr):
-    """The next place in a ring, and the parity of its barriers there."""
+    """The next slot of a ring, and the parity of its barriers there."""
     stage = gl.where(stage + 1 == STAGES, 0, stage + 1)
     return stage, gl.where(stage == 0, turn ^ 1, turn)
 
@@ -76,7 +76,7 @@ def exp2(x):
 
 @gluon.jit
 def _tail(a):
-    """Φ(-a), as in `feed_forward_kernels`."""
+    """Φ(-a), as in `fst.kernels.feed_forward`: Gluon kernels cannot call Triton's functions."""
     p = a * -0.0005002620746381581 + 0.007282395847141743
     p = p * a - 0.05234328657388687
     p = p * a - 0.4594140350818634
@@ -118,7 +118,7 @@ def _like(values, WIDE: gl.constexpr):
 
 
 @gluon.jit
-def _put(own, f, scale, D: gl.constexpr, FIRST: gl.constexpr, WIDE: gl.constexpr):
+def _store_normed(own, f, scale, D: gl.constexpr, FIRST: gl.constexpr, WIDE: gl.constexpr):
     L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [4, 1], [1, 0])
     c = FIRST + gl.arange(0, WIDE, layout=gl.SliceLayout(0, L))
     ones = gl.where((c == D) | (c == D + 2), 1.0, 0.0)[None, :]
@@ -127,7 +127,7 @@ def _put(own, f, scale, D: gl.constexpr, FIRST: gl.constexpr, WIDE: gl.constexpr
 
 @gluon.jit
 def normalise(x, rows, T, eps, D: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, own):
-    """The normalised tokens into shared memory; mean and reciprocal deviation."""
+    """The normalised tokens into shared memory; mean and reciprocal standard deviation."""
     f0, _ = _tokens(x, rows, T, D, 0, TILE)
     f1, in1 = _tokens(x, rows, T, D, TILE, D1)
     total = gl.sum(f0, 1) + _like(gl.sum(f1, 1), TILE)
@@ -143,9 +143,9 @@ def normalise(x, rows, T, eps, D: gl.constexpr, D1: gl.constexpr, D2: gl.constex
         square += _like(gl.sum(f2 * f2, 1), TILE)
     scale = 1.0 / gl.sqrt(square / D + eps)
     own[0].store((f0 * scale[:, None]).to(own[0].dtype))
-    _put(own[1], f1, scale, D, TILE, D1)
+    _store_normed(own[1], f1, scale, D, TILE, D1)
     if D2 > 0:
-        _put(own[2], f2, scale, D, TILE + D1, D2)
+        _store_normed(own[2], f2, scale, D, TILE + D1, D2)
     fence_async_shared()
     barrier()
     return mean, scale
@@ -162,20 +162,20 @@ def copy_tokens(tokens, rows, bar, D1: gl.constexpr, D2: gl.constexpr, own):
 
 
 @gluon.jit
-def load_place(place, rows, T, P, i, H: gl.constexpr, HID: gl.constexpr):
-    """Tile i of the rows' own addends, as the product lies; token t takes row t mod P."""
+def load_term(term, rows, T, P, i, H: gl.constexpr, HID: gl.constexpr):
+    """Tile i of the rows' position terms, as the product lies; token t takes row t mod P."""
     M: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HID, 16])
     r = rows + gl.arange(0, ROWS, layout=gl.SliceLayout(1, M))
     c = i * HID + gl.arange(0, HID, layout=gl.SliceLayout(0, M))
     mask = (r < T)[:, None] & (c < H)[None, :]
-    return gl.load(place + (r % P)[:, None] * H + c[None, :], mask=mask, other=0.0)
+    return gl.load(term + (r % P)[:, None] * H + c[None, :], mask=mask, other=0.0)
 
 
 @gluon.jit
 def weight_tiles(
     weights, D1: gl.constexpr, D2: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr
 ):  # fmt: skip
-    """Places for so many tiles of both weights."""
+    """Room for so many tiles of both weights."""
     dtype: gl.constexpr = weights[0].dtype
     first0 = gl.allocate_shared_memory(dtype, [STAGES, HID, TILE], weights[0].layout)
     first1 = gl.allocate_shared_memory(dtype, [STAGES, HID, D1], weights[1].layout)
@@ -211,8 +211,8 @@ def of_group(tiles, D2: gl.constexpr, G: gl.constexpr):
 
 
 # Descriptions without their tensors, by all that they depend on; no more than this at once.
-_known: dict[tuple[Any, ...], dict[str, Any]] = {}
-MOST = 4096
+_descriptions: dict[tuple[Any, ...], dict[str, Any]] = {}
+MOST_DESCRIPTIONS = 4096
 
 
 def describe(
@@ -228,13 +228,16 @@ def describe(
     for all tensors that differ in nothing but where they begin.
     """
     key = (shape, strides, box, id(layout), tensor.dtype, tensor.data_ptr() % 16)
-    fields = _known.get(key)
+    fields = _descriptions.get(key)
     if fields is None:
         checked = TensorDescriptor(tensor, list(shape), list(strides), list(box), layout)
-        if len(_known) >= MOST:
-            _known.clear()
+        if len(_descriptions) >= MOST_DESCRIPTIONS:
+            _descriptions.clear()
         # The layout is among them: its `id` stays its own.
-        fields = _known[key] = vars(checked) | {"base": None, "seen": (tensor.dtype, *key[2:4])}
+        fields = _descriptions[key] = vars(checked) | {
+            "base": None,
+            "seen": (tensor.dtype, *key[2:4]),
+        }
     found = object.__new__(TensorDescriptor)
     found.__dict__.update(fields, base=tensor)
     return found

@@ -1,7 +1,7 @@
 """LayerNorm and the linear layer behind it as one kernel.
 
 Tokens x (t d) enter, y = W LN(x) + b (t n) leaves. LayerNorm is folded into the product, as in
-`fst.kernels.feed_forward_kernels`: the normalised tokens are never in memory going forward. Going
+`fst.kernels.feed_forward`: the normalised tokens are never in memory going forward. Going
 backward they are stored once, with a column of ones, for the product which gives the gradients of
 weight, bias, and LayerNorm's own parameters.
 
@@ -17,7 +17,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from fst.kernels.feed_forward_kernels import (
+from fst.kernels.blend import settled
+from fst.kernels.feed_forward import (
     normed_operand,
     put_normed,
     put_tile,
@@ -26,21 +27,22 @@ from fst.kernels.feed_forward_kernels import (
     token_tile,
     weight_tile,
 )
-from fst.kernels.feed_forward_packing import EXTRA, channel_tiles, tile_widths
-from fst.kernels.folding import folded_layer
-from fst.kernels.forward_blend import settled
-from fst.kernels.hopper import try_on_hopper
-from fst.kernels.operators import operator
-from fst.kernels.tiles import Tiles, first_that_fits
-from fst.kernels.weight_gradients import transposed_product
+from fst.kernels.launch import Tiles, first_that_fits, operator, try_on_hopper
+from fst.kernels.weights import (
+    EXTRA,
+    channel_tiles,
+    pack_normed_layers,
+    tile_widths,
+    transposed_product,
+)
 
 
-def _tiles(outputs: int, stages: int) -> Tiles:
+def _projection_tiles(outputs: int, stages: int) -> Tiles:
     return {"BLOCK_T": 64, "BLOCK_N": outputs, "num_warps": 4, "num_stages": stages}
 
 
 # The fastest of those tried on an H200, forward and backward; then smaller ones for other GPUs.
-TILES = (_tiles(64, 3), _tiles(32, 2), _tiles(16, 1))
+TILES = (_projection_tiles(64, 3), _projection_tiles(32, 2), _projection_tiles(16, 1))
 
 
 def _hopper_took(launch: Callable[[], None], *given: Tensor) -> bool:
@@ -84,8 +86,8 @@ def normed_linear_backward_kernel(
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     c0, c1 = tl.arange(0, D0), D0 + tl.arange(0, D1)
     x0, x1 = token_tile(x, rows, T, 0, D, D0), token_tile(x, rows, T, D0, D, D1)
-    mean, deviation = statistics(x0, x1, eps, D, D0, D1)
-    scale = 1.0 / deviation
+    mean, std = statistics(x0, x1, eps, D, D0, D1)
+    scale = 1.0 / std
     put_normed(normed, rows, T, x0, mean, scale, c0, D, EXTRA)
     put_normed(normed, rows, T, x1, mean, scale, c1, D, EXTRA)
     d0 = tl.zeros((BLOCK_T, D0), tl.float32)
@@ -104,7 +106,7 @@ def normed_linear_backward_kernel(
 
 @operator("fst::normed_linear")
 def normed_linear_forward(tokens: Tensor, layer: Tensor, packed: Tensor, eps: float) -> Tensor:
-    """Of tokens (t d) the outputs (t n). `layer` is a slot (`fst.kernels.folding`)."""
+    """Of tokens (t d) the outputs (t n). `layer` is a slot (`fst.kernels.weights`)."""
     count, outputs = tokens.shape[0], layer.shape[0]
     out = tokens.new_empty(count, outputs)
     given = tokens, packed, out, count, outputs, len(packed), eps
@@ -143,7 +145,7 @@ def normed_linear_backward(
         )
 
     def for_hopper() -> None:
-        from fst.kernels import projection_hopper_backward as hopper
+        from fst.kernels import projection_hopper as hopper
 
         hopper.backward(grad, tokens, packed, eps, found, normed)
 
@@ -158,19 +160,19 @@ def _(grad: Tensor, tokens: Tensor, packed: Tensor, eps: float) -> tuple[Tensor,
     return torch.empty_like(tokens), tokens.new_empty(count, width + EXTRA)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     tokens, _, packed, ctx.eps = inputs
     ctx.save_for_backward(tokens, packed)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _projection_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     tokens, packed = ctx.saved_tensors
     grad = grad.contiguous()
     found, normed = normed_linear_backward(grad, tokens, packed, ctx.eps)
     return found, transposed_product(grad, normed), None, None
 
 
-normed_linear_forward.register_autograd(_differentiate, setup_context=_remember)
+normed_linear_forward.register_autograd(_projection_gradients, setup_context=_save_for_backward)
 
 
 def normed_layer(
@@ -187,7 +189,7 @@ def normed_layer(
     The slot of that layer, and the layer packed for tokens of this dtype.
     """
     norm, layers = (gamma, beta), (weights, biases)
-    slot, packed, _ = folded_layer(*norm, *layers, dtype, heads=heads, widened=widened)
+    slot, packed, _ = pack_normed_layers(*norm, *layers, dtype, heads=heads, widened=widened)
     return slot, packed
 
 

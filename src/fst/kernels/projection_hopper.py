@@ -1,4 +1,4 @@
-"""The kernels of `projection` for Hopper (Gluon): tokens and weights arrive ahead of their use.
+"""The kernels of `projection` for Hopper (Gluon): tokens and weights are fetched early.
 
 The same equations, packed weights and results, in bfloat16 and for widths of 128 to 248. As many
 programs as multiprocessors each hold weights in shared memory and go through tiles of 64 tokens.
@@ -9,6 +9,11 @@ has something to do: these kernels can be no faster than what they read and writ
 Everything moves in pieces of 64 × 64. A group sees tokens as the tensor cores' sums lie: four
 threads share a row, and the normalised tokens are an operand without leaving the registers.
 Outputs beyond one slice of the weights belong to other programs.
+
+Going backward, a group's pieces come in the order of their use: those of the tokens, of the
+outputs' gradient, then those of the next tile. The normalised tokens wait in shared memory, where
+they also leave from, until they make way for the tokens' gradient. Weights that do not fit pass
+through shared memory, once for all groups.
 """
 
 from functools import cache
@@ -26,7 +31,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fst.kernels.feed_forward_packing import tile_widths
 from fst.kernels.gluon_parts import (
     barrier,
     barriers,
@@ -35,9 +39,8 @@ from fst.kernels.gluon_parts import (
     described,
     end_barriers,
 )
-from fst.kernels.hopper import processors
-from fst.kernels.launching import launch_kernel
-from fst.kernels.tiles import tiles_in
+from fst.kernels.launch import launch_kernel, processors, tiles_in
+from fst.kernels.weights import tile_widths
 
 GROUPS = gl.constexpr(2)  # of four warps each
 REGISTERS = gl.constexpr(256)  # that a thread may have
@@ -65,7 +68,7 @@ def _columns(j):
 
 @gluon.jit
 def _normalise(pieces, eps, D: gl.constexpr, C: gl.constexpr):
-    """Tokens in C pieces, normalised, then (1, 0, 1) behind them; the reciprocal deviation."""
+    """Tokens in C pieces, normalised, then (1, 0, 1) behind them; the reciprocal std."""
     total = gl.zeros((SIDE, SIDE), gl.float32, SUMS)
     for j in gl.static_range(C):
         total += pieces[j].to(gl.float32)
@@ -88,7 +91,7 @@ def _normalise(pieces, eps, D: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _ask(tokens, rows, bar, slots, first, C: gl.constexpr):
+def _fetch_tokens(tokens, rows, bar, slots, first, C: gl.constexpr):
     """The C pieces of these tokens into slots from the first on; `bar` tells when they are there"""
     mbarrier.expect(bar, C * BYTES)
     for j in gl.static_range(C):
@@ -107,7 +110,7 @@ def _product(a, weights, ready, o: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _last(sums, a, C: gl.constexpr):
+def _finished_product(sums, a, C: gl.constexpr):
     """The product, done; named with its operands so that nobody takes their registers before."""
     if C == 3:
         sums, _, _, _ = warpgroup_mma_wait(0, deps=[sums, a[0], a[1], a[2]])
@@ -120,7 +123,7 @@ def _last(sums, a, C: gl.constexpr):
 def _forward_group(
     given, held, tiles, slices, eps,
     D: gl.constexpr, C: gl.constexpr, OUT: gl.constexpr,
-    AHEAD: gl.constexpr, G: gl.constexpr,
+    PREFETCH: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
     x, w, y = given
     weights, slots, staged, ready, arrived = held
@@ -128,10 +131,12 @@ def _forward_group(
     first = gl.program_id(0) // slices * GROUPS + G
     step = gl.num_programs(0) // slices * GROUPS
     rounds = (tiles - first + step - 1) // step
-    for i in gl.static_range(AHEAD):
+    for i in gl.static_range(PREFETCH):
         if i < rounds:
             rows = (first + i * step) * SIDE
-            _ask(x, rows, arrived.index(G * AHEAD + i), slots, (G * AHEAD + i) * C, C)
+            _fetch_tokens(
+                x, rows, arrived.index(G * PREFETCH + i), slots, (G * PREFETCH + i) * C, C
+            )
     if G == 0:
         for o in gl.static_range(OUT):
             mbarrier.expect(ready.index(o), C * BYTES)
@@ -140,17 +145,17 @@ def _forward_group(
                 copy_in(w, at, ready.index(o), weights.index(o * C + j))
     for i in range(rounds):
         rows = (first + i * step) * SIDE
-        place = G * AHEAD + i % AHEAD
-        mbarrier.wait(arrived.index(place), (i // AHEAD) & 1)
+        slot = G * PREFETCH + i % PREFETCH
+        mbarrier.wait(arrived.index(slot), (i // PREFETCH) & 1)
         pieces = _nothing()
         for j in gl.static_range(C):
-            pieces += (slots.index(place * C + j).load(SUMS),)
+            pieces += (slots.index(slot * C + j).load(SUMS),)
         normed, _ = _normalise(pieces, eps, D, C)
         fence_async_shared()
         tma.store_wait(0)
         barrier()  # the tokens have been read, and so have the last results
-        if i + AHEAD < rounds:
-            _ask(x, rows + AHEAD * step * SIDE, arrived.index(place), slots, place * C, C)
+        if i + PREFETCH < rounds:
+            _fetch_tokens(x, rows + PREFETCH * step * SIDE, arrived.index(slot), slots, slot * C, C)
         a = _nothing()
         for j in gl.static_range(C):
             a += (gl.convert_layout(normed[j], LEFT),)
@@ -161,7 +166,7 @@ def _forward_group(
                 result = warpgroup_mma_wait(C, deps=[found])
                 found = following
             else:
-                result = _last(found, a, C)
+                result = _finished_product(found, a, C)
             piece = staged.index(G * OUT + o)
             piece.store(result.to(piece.dtype))
             fence_async_shared()
@@ -174,20 +179,20 @@ def _forward_group(
 def normed_linear_gluon_kernel(
     x, w, y, tiles, slices, eps,
     D: gl.constexpr, C: gl.constexpr, OUT: gl.constexpr,
-    AHEAD: gl.constexpr,
+    PREFETCH: gl.constexpr,
 ):  # fmt: skip
     weights = _pieces(w, OUT * C)
-    slots = _pieces(x, GROUPS * AHEAD * C)
+    slots = _pieces(x, GROUPS * PREFETCH * C)
     staged = _pieces(y, GROUPS * OUT)
     ready = barriers(OUT, 1)
-    arrived = barriers(GROUPS * AHEAD, 1)
+    arrived = barriers(GROUPS * PREFETCH, 1)
     fence_async_shared()
     given = (x, w, y)
     held = (weights, slots, staged, ready, arrived)
     gl.warp_specialize(
         [
-            (_forward_group, (given, held, tiles, slices, eps, D, C, OUT, AHEAD, 0)),
-            (_forward_group, (given, held, tiles, slices, eps, D, C, OUT, AHEAD, 1)),
+            (_forward_group, (given, held, tiles, slices, eps, D, C, OUT, PREFETCH, 0)),
+            (_forward_group, (given, held, tiles, slices, eps, D, C, OUT, PREFETCH, 1)),
         ],
         [4],
         [REGISTERS],
@@ -196,15 +201,15 @@ def normed_linear_gluon_kernel(
     end_barriers(arrived)
 
 
-class Forward(NamedTuple):
-    """Tiles of tokens that each group asks for ahead, outputs of a program in pieces."""
+class ForwardPlan(NamedTuple):
+    """Tiles of tokens that each group prefetches, outputs of a program in pieces."""
 
-    ahead: int
+    prefetch: int
     outputs: int
 
 
 # By the width in pieces: the fastest of those tried on an H200.
-FORWARD = {3: Forward(1, 3), 4: Forward(2, 2)}
+FORWARD_PLANS = {3: ForwardPlan(1, 3), 4: ForwardPlan(2, 2)}
 
 
 @cache
@@ -212,8 +217,8 @@ def forward_constants(width: int, outputs: int) -> dict[str, int]:
     """What the kernel is compiled for; `outputs` are whole pieces."""
     side = SIDE.value
     pieces = sum(tile_widths(width)) // side
-    ahead, most = FORWARD[pieces]
-    return {"D": width, "C": pieces, "OUT": min(most, outputs // side), "AHEAD": ahead}
+    prefetch, most = FORWARD_PLANS[pieces]
+    return {"D": width, "C": pieces, "OUT": min(most, outputs // side), "PREFETCH": prefetch}
 
 
 def piecewise(*tensors: Tensor) -> list[TensorDescriptor]:
@@ -229,4 +234,209 @@ def forward(x: Tensor, w: Tensor, eps: float, y: Tensor) -> None:
     launch_kernel(
         normed_linear_gluon_kernel, (count * slices,),
         *piecewise(x, w, y), tiles, slices, eps, **constants, num_warps=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _fetch_piece(p: gl.constexpr, x, dy, rows, slot, slots, full, C: gl.constexpr, K: gl.constexpr):
+    """Piece p of a tile: of the tokens, then of the outputs' gradient."""
+    bar = full.index(slot)
+    mbarrier.expect(bar, BYTES)
+    if p < C:
+        copy_in(x, [rows, p * SIDE], bar, slots.index(slot))
+    else:
+        copy_in(dy, [rows, (p - C) * SIDE], bar, slots.index(slot))
+
+
+@gluon.jit
+def _piece_slot(p: gl.constexpr, i, G: gl.constexpr, P: gl.constexpr, RING: gl.constexpr):
+    """Where piece p of round i lies, and the phase of its barrier."""
+    count = i * P + p
+    return G * RING + count % RING, (count // RING) & 1
+
+
+@gluon.jit
+def _fetch_next(
+    p: gl.constexpr, i, rounds, x, dy, rows, step, slots, full,
+    C: gl.constexpr, K: gl.constexpr, P: gl.constexpr, RING: gl.constexpr, G: gl.constexpr,
+):  # fmt: skip
+    """Into the slot that piece p of round i has left comes the piece RING later."""
+    slot, _ = _piece_slot(p, i, G, P, RING)
+    if p + RING < P:
+        _fetch_piece(p + RING, x, dy, rows, slot, slots, full, C, K)
+    else:
+        if i + 1 < rounds:
+            _fetch_piece(p + RING - P, x, dy, rows + step * SIDE, slot, slots, full, C, K)
+
+
+@gluon.jit
+def _fetch_weights(w, weights, ready, k, stage, C: gl.constexpr):
+    mbarrier.expect(ready.index(stage), C * BYTES)
+    for j in gl.static_range(C):
+        copy_in(w, [k * SIDE, j * SIDE], ready.index(stage), weights.index(stage * C + j))
+
+
+@gluon.jit
+def _finished_sums(sums, PENDING: gl.constexpr, C: gl.constexpr):
+    if C == 3:
+        a, b, c = warpgroup_mma_wait(PENDING, deps=[sums[0], sums[1], sums[2]])
+        return (a, b, c)
+    else:
+        a, b, c, d = warpgroup_mma_wait(PENDING, deps=[sums[0], sums[1], sums[2], sums[3]])
+        return (a, b, c, d)
+
+
+@gluon.jit
+def _backward_group(
+    given, held, tiles, eps,
+    D: gl.constexpr, C: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, P: gl.constexpr,
+    RING: gl.constexpr, G: gl.constexpr,
+):  # fmt: skip
+    dy, x, w, dx, normed = given
+    weights, slots, own, ready, empty, full = held
+    step = gl.num_programs(0) * GROUPS
+    first = gl.program_id(0) * GROUPS
+    rounds = (tiles - first + step - 1) // step  # the same for all groups: they share the weights
+    for p in gl.static_range(RING):
+        _fetch_piece(p, x, dy, (first + G) * SIDE, G * RING + p, slots, full, C, K)
+    if G == 0:
+        for k in gl.static_range(STAGES):
+            _fetch_weights(w, weights, ready, k, k, C)
+    none = gl.zeros((SIDE, SIDE), gl.float32, SUMS)
+    for i in range(rounds):
+        rows = (first + G + i * step) * SIDE
+        pieces = _nothing()
+        for p in gl.static_range(C):
+            slot, phase = _piece_slot(p, i, G, P, RING)
+            mbarrier.wait(full.index(slot), phase)
+            pieces += (slots.index(slot).load(SUMS),)
+        values, scale = _normalise(pieces, eps, D, C)
+        fence_async_shared()
+        tma.store_wait(0)
+        barrier()  # the tokens have been read, and so have the last results
+        for p in gl.static_range(C):
+            _fetch_next(p, i, rounds, x, dy, rows, step, slots, full, C, K, P, RING, G)
+            own.index(G * C + p).store(values[p])
+        fence_async_shared()
+        barrier()
+        for j in gl.static_range(C):
+            copy_out(normed, [rows, j * SIDE], own.index(G * C + j))
+        sums = _nothing()
+        for _ in gl.static_range(C):
+            sums += (none,)
+        for k in gl.static_range(K + 1):
+            if k < K:
+                slot, phase = _piece_slot(C + k, i, G, P, RING)
+                mbarrier.wait(full.index(slot), phase)
+                if STAGES < K:
+                    stage = (i * K + k) % STAGES
+                    mbarrier.wait(ready.index(stage), ((i * K + k) // STAGES) & 1)
+                else:
+                    stage = k
+                    mbarrier.wait(ready.index(k), 0)
+                grads = slots.index(slot)
+                under_way = _nothing()
+                for j in gl.static_range(C):
+                    b = weights.index(stage * C + j)
+                    under_way += (warpgroup_mma(grads, b, sums[j], use_acc=k > 0, is_async=True),)
+                sums = under_way
+            if k > 0:
+                sums = _finished_sums(sums, C if k < K else 0, C)
+                if k == K:
+                    tma.store_wait(0)  # the normalised tokens have left
+                barrier()
+                _fetch_next(C + k - 1, i, rounds, x, dy, rows, step, slots, full, C, K, P, RING, G)
+                if STAGES < K:
+                    last = i * K + k - 1
+                    mbarrier.arrive(empty.index(last % STAGES), count=1)
+                    if G == 0:  # noqa: SIM102 (known when compiled, the next is not)
+                        if last + STAGES < rounds * K:
+                            mbarrier.wait(empty.index(last % STAGES), (last // STAGES) & 1)
+                            _fetch_weights(
+                                w, weights, ready, (k - 1 + STAGES) % K, last % STAGES, C
+                            )
+        level = gl.zeros((SIDE, SIDE), gl.float32, SUMS)
+        along = gl.zeros((SIDE, SIDE), gl.float32, SUMS)
+        for j in gl.static_range(C):
+            d = sums[j]
+            if (j + 1) * SIDE > D:
+                d = gl.where(_columns(j) < D, d, 0.0)
+            level += d
+            along += d * own.index(G * C + j).load(SUMS).to(gl.float32)
+        level = (gl.sum(level, 1) / D)[:, None]
+        along = (gl.sum(along, 1) / D)[:, None]
+        for j in gl.static_range(C):
+            mine = own.index(G * C + j)
+            found = (sums[j] - level - mine.load(SUMS).to(gl.float32) * along) * scale[:, None]
+            mine.store(found.to(mine.dtype))
+        fence_async_shared()
+        barrier()
+        for j in gl.static_range(C):
+            copy_out(dx, [rows, j * SIDE], own.index(G * C + j))
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["tiles"])
+def normed_linear_backward_gluon_kernel(
+    dy, x, w, dx, normed, tiles, eps,
+    D: gl.constexpr, C: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, P: gl.constexpr,
+    RING: gl.constexpr,
+):  # fmt: skip
+    weights = _pieces(w, STAGES * C)
+    slots = _pieces(x, GROUPS * RING)
+    own = _pieces(dx, GROUPS * C)
+    ready = barriers(STAGES, 1)
+    empty = barriers(STAGES, GROUPS)
+    full = barriers(GROUPS * RING, 1)
+    fence_async_shared()
+    given = (dy, x, w, dx, normed)
+    held = (weights, slots, own, ready, empty, full)
+    gl.warp_specialize(
+        [
+            (_backward_group, (given, held, tiles, eps, D, C, K, STAGES, P, RING, 0)),
+            (_backward_group, (given, held, tiles, eps, D, C, K, STAGES, P, RING, 1)),
+        ],
+        [4],
+        [REGISTERS],
+    )
+    end_barriers(ready)
+    end_barriers(empty)
+    end_barriers(full)
+
+
+class BackwardPlan(NamedTuple):
+    """Pieces that each group prefetches, and rows of pieces of weights that are held.
+
+    A tile's tokens are in shared memory all at once, so at least their pieces must be prefetched;
+    of weights that pass through it at least two rows.
+    """
+
+    prefetch: int
+    weights: int
+
+
+# By the width in pieces: the fastest of those tried on an H200.
+BACKWARD_PLANS = {3: BackwardPlan(6, 3), 4: BackwardPlan(4, 3)}
+
+
+@cache
+def backward_constants(width: int, outputs: int) -> dict[str, int]:
+    """What the kernel is compiled for; `outputs` are whole pieces."""
+    side = SIDE.value
+    pieces, rows = sum(tile_widths(width)) // side, outputs // side
+    prefetch, weights = BACKWARD_PLANS[pieces]
+    of_a_tile = pieces + rows
+    constants = {"D": width, "C": pieces, "K": rows, "STAGES": min(weights, rows)}
+    return constants | {"P": of_a_tile, "RING": min(prefetch, of_a_tile)}
+
+
+def backward(dy: Tensor, x: Tensor, w: Tensor, eps: float, dx: Tensor, normed: Tensor) -> None:
+    """Fills dx (t d) and normed (t d + EXTRA)."""
+    constants = backward_constants(x.shape[1], w.shape[0])
+    tiles = tiles_in(x.shape[0], SIDE.value)
+    given = dy, x, w, dx, normed
+    count = min(processors(x.device), tiles_in(tiles, GROUPS.value))
+    launch_kernel(
+        normed_linear_backward_gluon_kernel, (count,),
+        *piecewise(*given), tiles, eps, **constants, num_warps=4,
     )  # fmt: skip

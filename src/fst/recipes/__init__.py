@@ -4,7 +4,7 @@ import difflib
 import inspect
 from collections.abc import Callable
 
-from fst.base import Model
+from fst.base import Model, build_model
 from fst.recipes import (
     ablation,
     burgers_all,
@@ -16,7 +16,7 @@ from fst.recipes import (
     own,
     own_images,
 )
-from fst.recipes.recipe import Recipe, build_model
+from fst.recipes.recipe import Recipe
 
 _FUNCTIONS: list[Callable[[], Recipe]] = [
     burgers_single.fst,

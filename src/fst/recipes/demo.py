@@ -45,6 +45,7 @@ def burgers() -> Recipe:
             schedule=WarmupCosine(warmup=100, maximum=2_000),
             batch_size=8,
             queries=256,
+            optimizer="muon",
             learning_rate=2e-3,
             clip=1.0,
             precision="fp32",

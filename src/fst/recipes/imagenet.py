@@ -4,14 +4,15 @@ The classes are named by the data when training starts; until then they are numb
 are selected by the error on the validation images, which are also those that the paper reports on.
 """
 
+from fst.baselines import CNNViTConfig, ViTConfig
 from fst.data import ImageData
 from fst.evaluation.classification import ClassificationSettings
-from fst.images import CNNViTConfig, ImageClassifierConfig, ImageConfig, ViTConfig
 from fst.recipes import paper
 from fst.recipes.recipe import Recipe
 from fst.training.objectives import CrossEntropy
 from fst.training.schedules import Stages, imagenet, imagenet_cnn_vit
 from fst.training.settings import TrainingSettings
+from fst.vision import ImageClassifierConfig
 
 CLASSES = tuple(f"class {number:03d}" for number in range(1000))
 SEED = 20260820
@@ -20,7 +21,7 @@ SEED = 20260820
 def _recipe(
     model_name: str,
     paper_name: str,
-    model: ImageConfig,
+    model: ImageClassifierConfig | ViTConfig,
     schedule: Stages,
     parameters: int,
     *,

@@ -29,7 +29,13 @@ def fst() -> Recipe:
         model_name="FST",
         model=FunctionSpaceConfig(),
         data=PointData(),
-        training=TrainingSettings(schedule=WarmupCosine(), batch_size=16, validate_every=500),
+        training=TrainingSettings(
+            schedule=WarmupCosine(warmup=300),
+            optimizer="muon",
+            clip=1.0,
+            batch_size=16,
+            validate_every=500,
+        ),
         evaluation=EvaluationSettings(grids=()),
     )
 

@@ -6,13 +6,14 @@ The three models share data, schedule and budget, so that their accuracies can b
 from dataclasses import replace
 from pathlib import Path
 
+from fst.baselines import CNNViTConfig, ViTConfig
 from fst.data import ImageData
 from fst.evaluation.classification import ClassificationSettings
-from fst.images import CNNViTConfig, ImageClassifierConfig, ImageConfig, ViTConfig
 from fst.recipes.recipe import Recipe
 from fst.training.objectives import CrossEntropy
 from fst.training.schedules import WarmupCosine
 from fst.training.settings import TrainingSettings
+from fst.vision import ImageClassifierConfig
 
 TASK = "own-images"
 CLASSES = ("class 0", "class 1")
@@ -23,7 +24,7 @@ PAPER_CLASSES = 1000
 def _recipe(
     model_name: str,
     paper_name: str,
-    model: ImageConfig,
+    model: ImageClassifierConfig | ViTConfig,
     predictor_learning_rate: float | None = None,
 ) -> Recipe:
     return Recipe(

@@ -9,25 +9,24 @@ from typing import Any
 
 from cattrs.strategies import configure_tagged_union
 
-from fst import baselines, images
-from fst.base import Model
 from fst.baselines import (
+    CNNViTConfig,
     DeepONetConfig,
     FNOConfig,
     GridTransolverConfig,
     PerceiverIOConfig,
     TransolverConfig,
+    ViTConfig,
 )
 from fst.config import FunctionSpaceConfig
 from fst.data import BurgersData, DarcyData, ImageData, PointData
 from fst.evaluation.classification import ClassificationSettings
 from fst.evaluation.protocol import EvaluationSettings
-from fst.images import CNNViTConfig, ImageClassifierConfig, ViTConfig
-from fst.model import build
 from fst.pretrained import converter, from_json, to_json
 from fst.training.objectives import CrossEntropy, RelativeL2
 from fst.training.schedules import Plateau, Stages, WarmupCosine
 from fst.training.settings import TrainingSettings
+from fst.vision import ImageClassifierConfig
 
 ModelConfig = (
     FunctionSpaceConfig
@@ -85,12 +84,3 @@ class Recipe:
 def recipe_from_json(data: object, source: str) -> Recipe:
     """A stored recipe; `source` names the file in errors."""
     return from_json(data, Recipe, source)
-
-
-def build_model(config: ModelConfig) -> Model:
-    """The untrained model a configuration describes, on the CPU in float32."""
-    if isinstance(config, FunctionSpaceConfig):
-        return build(config)
-    if isinstance(config, ImageClassifierConfig | ViTConfig):
-        return images.build(config)
-    return baselines.build(config)

@@ -27,7 +27,12 @@ def describe() -> dict[str, Any]:
 
 
 def git_state(folder: Path = Path(__file__).parent) -> dict[str, Any] | None:
-    """Commit and whether the tree differs from it; None unless this source is under git."""
+    """Commit and whether the tree differs from it; None unless this source is under git.
+
+    A copy without its repository may say its commit by the variable FST_COMMIT.
+    """
+    if "FST_COMMIT" in os.environ:
+        return {"commit": os.environ["FST_COMMIT"], "modified": None}
     commit = _git(folder, "rev-parse", "HEAD")
     # An installed copy may lie inside a repository that is not its own.
     if commit is None or not _git(folder, "ls-files", "."):

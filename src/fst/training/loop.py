@@ -53,6 +53,8 @@ class Summary:
     validation_error: float | None
     """Of the selected step: the first of the objective's errors."""
     reason: str
+    update_seconds: float | None = None
+    """Of the updates alone, compilation apart."""
     validation_errors: dict[str, float] = field(default_factory=dict)
     """Of the selected step: every error of the objective, by its name."""
 
@@ -188,5 +190,6 @@ def summarize(trainer: Trainer, reason: str) -> Summary:
         selected_step=step,
         validation_error=error,
         reason=reason,
+        update_seconds=progression.training_seconds - progression.compilation_seconds,
         validation_errors=progression.best_errors,
     )

@@ -14,10 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fst.base import Model, PointDraws
+from fst.base import Model
 from fst.classifiers import Classifier
 from fst.data.image_samples import ImageBatch
 from fst.data.samples import Batch, Rows, Samples
+from fst.evaluation_points import PointDraws
 from fst.metrics import relative_l2, squared_relative_l2, top_errors
 from fst.operators import Operator
 from fst.training.errors import TrainingError

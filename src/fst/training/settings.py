@@ -19,10 +19,14 @@ class TrainingSettings:
     """Base learning rate of the main network."""
     predictor_learning_rate: float | None = None
     """Base learning rate of the coordinate predictor; None takes `learning_rate`."""
-    optimizer: Literal["adam", "adamw"] = "adam"
-    """Which update to use."""
+    optimizer: Literal["adam", "adamw", "muon"] = "adam"
+    """Which update to use. `muon` moves weight matrices by Muon and the rest by Adam."""
+    momentum: float = 0.95
+    """Of Muon."""
+    matrix_rate: float = 1.0
+    """With `muon`: the learning rate of weight matrices over that of the other parameters."""
     weight_decay: float = 0.0
-    """Decoupled for `adamw`, added to the gradient for `adam`."""
+    """Decoupled for `adamw` and `muon`, added to the gradient for `adam`."""
     epsilon: float = 1e-8
     """The small number in the denominator of Adam."""
     clip: float | None = None
@@ -79,10 +83,14 @@ class TrainingSettings:
         for name in ("seed", "validation_anchor_seed", "validation_sobol_seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("learning_rate", "predictor_learning_rate", "epsilon", "clip", "queries"):
+        for name in (
+            "learning_rate", "predictor_learning_rate", "matrix_rate", "epsilon", "clip", "queries",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, got {value}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
         if self.average is not None and not 0 < self.average < 1:

@@ -11,6 +11,7 @@ stay there until they are read, and a step that was not finite is named then.
 
 import gc
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -20,9 +21,10 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from fst.base import Model, PointDraws, PointStream
+from fst.base import Model, PointStream
 from fst.data.samples import Rows
-from fst.kernels.ahead import compiled_ahead
+from fst.evaluation_points import PointDraws
+from fst.kernels import fuse
 from fst.training.batches import in_order, plan
 from fst.training.checkpoint import Checkpoint
 from fst.training.compilation import compiles, explained
@@ -31,6 +33,9 @@ from fst.training.objectives import Objective
 from fst.training.optimization import Average, build_optimizer, set_rates
 from fst.training.schedules import History
 from fst.training.settings import TrainingSettings
+
+# Compiled code is compiled in the first step, and captured and replayed in the next two.
+COMPILING_STEPS = 3
 
 
 @dataclass
@@ -49,6 +54,7 @@ class Progression:
     pending: list[tuple[float, float]] = field(default_factory=list)
     training_seconds: float = 0.0
     other_seconds: float = 0.0
+    compilation_seconds: float = 0.0
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Progression":
@@ -62,6 +68,7 @@ class Progression:
             pending=[(loss, norm) for loss, norm in values["pending"]],
             training_seconds=values["training_seconds"],
             other_seconds=values["other_seconds"],
+            compilation_seconds=values.get("compilation_seconds", 0.0),  # older ones have none
         )
 
 
@@ -89,7 +96,7 @@ class Trainer:
         if len(validation) == 0:
             raise TrainingError("the validation split holds no samples")
         self.validation = validation.to(self.device)
-        self.model = model.to(self.device).train()
+        self.model = fuse(model).to(self.device).train()
         # bfloat16 needs no loss scaling, so the optimiser works as it is; wrapped by Accelerate,
         # it would search the disk for optional packages at every step.
         self.optimizer = build_optimizer(model, settings)
@@ -104,7 +111,7 @@ class Trainer:
                 parameter.grad = torch.zeros_like(parameter)
         self.progression = Progression()
         self.best_weights: dict[str, Tensor] = {}
-        self._compiles = compiles(settings, self.device)
+        self._compiling_steps = COMPILING_STEPS if compiles(settings, self.device) else 0
         self._unread = 0
         self._table = torch.zeros(settings.log_every, 2, device=self.device)
 
@@ -118,13 +125,17 @@ class Trainer:
         return self.model if self.average is None else self.average.model
 
     def update(self) -> None:
-        """One optimisation step; the first of this trainer may have to be compiled."""
-        if not self._compiles:
+        """One optimisation step; the first ones of this trainer may have to be compiled."""
+        if not self._compiling_steps:
             self._update()
             return
-        with explained(), compiled_ahead(self.device, self.processes), _garbage_kept():
+        start = time.monotonic()
+        with explained(), _garbage_kept():
             self._update()
-        self._compiles = False
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.progression.compilation_seconds += time.monotonic() - start
+        self._compiling_steps -= 1
 
     def _update(self) -> None:
         self.progression.step += 1

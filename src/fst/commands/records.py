@@ -1,0 +1,91 @@
+"""fst records: scored runs as one list of what they reached, in how many seconds, on what."""
+
+import json
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from fst.data.errors import DataError, reading, writing
+from fst.evaluation.rows import Row
+from fst.evaluation.runs import read_run
+from fst.pretrained import write_atomically
+
+
+def write_records(runs: list[Path], out: Path) -> list[dict[str, Any]]:
+    """Add the runs to the list, in the place of earlier entries of the same name."""
+    known = {record["run"]: record for record in read_records(out)} if out.exists() else {}
+    found = [describe(run) for run in runs]
+    known |= {record["run"]: record for record in found}
+    lines = ",\n".join(json.dumps(record, allow_nan=False) for record in known.values())
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, f"[\n{lines}\n]\n".encode())
+    return found
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    with reading(path, "records (JSON)"):
+        text = path.read_bytes()
+    try:
+        records = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{path}: does not hold records: {error}") from None
+    named = isinstance(records, list) and all(
+        isinstance(each, dict) and "run" in each for each in records
+    )
+    if not named:
+        raise DataError(f"{path}: does not hold records: expected a list of objects with a run")
+    return records
+
+
+def describe(run: Path) -> dict[str, Any]:
+    """One run: its error on the finest test grid, what it cost, and where it was trained."""
+    row = finest(read_run(run).rows)
+    summary, environment = (_json(run / f"{name}.json") for name in ("summary", "environment"))
+    seconds = summary.get("update_seconds")
+    if seconds is None:
+        raise DataError(f"{run}: summary.json does not say the seconds of its updates")
+    git, hardware = environment.get("git") or {}, environment["hardware"]
+    gpus = [gpu["name"] for gpu in hardware.get("gpus", [])]
+    return {
+        "run": row.run,
+        "task": row.task,
+        "model": row.model,
+        "recipe": row.recipe,
+        "seed": row.seed,
+        "seconds": round(seconds, 1),
+        "compilation_and_validation_seconds": round(summary["seconds"] - seconds, 1),
+        "steps": summary["steps"],
+        "selected_step": summary["selected_step"],
+        "validation_error": summary["validation_error"],
+        "error": row.error,
+        "metric": row.metric,
+        "grid": row.grid,
+        "samples": row.samples,
+        "parameters": row.parameters,
+        "hardware": ", ".join(gpus) or f"{hardware['cpus']} CPU cores",
+        "torch": environment["versions"]["torch"],
+        "commit": git.get("commit"),
+        "modified": git.get("modified"),
+    }
+
+
+def finest(rows: tuple[Row, ...]) -> Row:
+    """The row of all anchors on the grid with the most points."""
+    whole = [row for row in rows if row.neighbors is None]
+    if not whole:
+        raise DataError("no row was decoded from all anchors")
+    sizes = [1 if row.grid is None else prod(row.grid) for row in whole]
+    return whole[sizes.index(max(sizes))]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with reading(path, "a run's description (JSON)"):
+        text = path.read_bytes()
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{path}: is damaged: {error}") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: is damaged: expected a JSON object")
+    return found

@@ -1,0 +1,217 @@
+"""The host side of every kernel: operators, launches, tiles, and where kernels for Hopper run.
+
+Operators are PyTorch's, so that autograd and compilers see the kernels.
+
+A launch from the cache costs the host less than Triton's own way, which finds out anew what it
+compiled. A kernel is compiled for its constants and for what Triton sees in the other arguments:
+their types, integers, and whether addresses are multiples of 16. Where all of these are as they
+were before, the compiled kernel is the same, and is launched at once.
+
+Kernels for Hopper are tried first where they apply, and one that fails is given up with a warning.
+They are written in Gluon, a young language whose names change between versions of Triton, so the
+modules that hold them are imported only by the `launch` that is passed to `try_on_hopper`.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
+
+import torch
+import triton
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+# Arguments that hide nothing which PyTorch's dispatcher would have to take care of.
+_PLAIN = {Tensor, nn.Parameter, int, float, bool, type(None), torch.dtype}
+
+
+class Operator:
+    """A function as an operator, and a shorter way to the same function.
+
+    Compilers and whatever else looks into programs see the operator. PyTorch's way from a call of
+    it to the function costs the host more than most kernels take, so where nobody looks, the
+    function is called as it is, or by an autograd function without the layers in between.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._name = name
+        self._run = _on_its_gpu(function)
+        self.definition: Any = torch.library.custom_op(name, self._run, mutates_args=())
+        # Autograd functions do not look for tensors in lists.
+        self._lists = any(get_origin(hint) is list for hint in get_type_hints(function).values())
+        self._differentiated: type[torch.autograd.Function] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        if torch.compiler.is_compiling() or not _unobserved(arguments):
+            return self.definition(*arguments)
+        if not (torch.is_grad_enabled() and _any_requires_grad(arguments)):
+            return self._run(*arguments)
+        if self._differentiated is None:
+            return self.definition(*arguments)
+        return self._differentiated.apply(*arguments)
+
+    def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
+        return self.definition.register_fake(fake)
+
+    def register_autograd(
+        self, differentiate: Callable[..., Any], *, setup_context: Callable[..., None]
+    ) -> None:
+        self.definition.register_autograd(differentiate, setup_context=setup_context)
+        if self._lists:
+            return
+        run = self._run
+
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            output = run(*arguments)
+            setup_context(ctx, arguments, output)
+            return output
+
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(differentiate)}
+        self._differentiated = type(self._name, (torch.autograd.Function,), methods)
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
+    """Make a function an operator; it runs with the GPU of its first tensor as the current one."""
+    return functools.partial(Operator, name)
+
+
+def _on_its_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Triton launches on the current GPU, which need not be the one that holds the tensors."""
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        first = arguments[0]
+        if not first.is_cuda or first.get_device() == torch.cuda.current_device():
+            return function(*arguments)
+        with torch.cuda.device(first.device):
+            return function(*arguments)
+
+    return run
+
+
+def _unobserved(arguments: tuple[Any, ...]) -> bool:
+    """Whether nothing but autograd would notice how the function is called."""
+    return (
+        all(type(argument) in _PLAIN for argument in arguments)
+        and not is_in_torch_dispatch_mode()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _any_requires_grad(arguments: tuple[Any, ...]) -> bool:
+    return any(isinstance(each, Tensor) and each.requires_grad for each in arguments)
+
+
+# Launches in the cache: more would be such as do not repeat.
+MOST_LAUNCHES = 4096
+
+
+class _CompiledLaunch(NamedTuple):
+    """A compiled kernel, the constants that belong behind its arguments, and all that must live as
+    long as its `id` is part of a key."""
+
+    compiled: Any
+    constants: tuple[Any, ...]
+    kept: tuple[Any, ...]
+
+
+_launch_cache: dict[tuple[Any, ...], _CompiledLaunch] = {}
+
+
+def _specialization(argument: Any) -> Any:
+    """All that Triton looks at."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16
+    if isinstance(argument, float):
+        return float
+    return getattr(argument, "seen", argument)  # descriptions have it from `gluon_parts`
+
+
+def launch_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """kernel[grid](*arguments, **constants).
+
+    Arguments are tensors, descriptions of their boxes, numbers or None; constants are hashable.
+    True counts as 1 here: an argument must not be sometimes the one and sometimes the other.
+    """
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    key = (id(kernel), device, *map(_specialization, arguments), *constants, *constants.values())
+    cached = _launch_cache.get(key)
+    if cached is not None:
+        cached.compiled[(*grid, 1, 1)[:3]](*arguments, *cached.constants)
+        return
+    compiled = kernel[grid](*arguments, **constants)
+    names = [parameter.name for parameter in getattr(kernel, "params", ())][len(arguments) :]
+    if compiled is None or not all(name in constants for name in names):
+        return  # there is nothing compiled, as in Triton's interpreter
+    if len(_launch_cache) >= MOST_LAUNCHES:
+        _launch_cache.clear()
+    rest = tuple(constants[name] for name in names)
+    _launch_cache[key] = _CompiledLaunch(
+        compiled, rest, (kernel, *(each.layout for each in arguments if hasattr(each, "seen")))
+    )
+
+
+Tiles = dict[str, int]
+Result = TypeVar("Result")
+
+
+def tiles_in(count: int, size: int) -> int:
+    """As many of this size as hold so many; Triton's `cdiv` takes the host several µs."""
+    return -(-count // size)
+
+
+def first_that_fits(candidates: Sequence[Tiles], launch: Callable[[Tiles], Result]) -> Result:
+    """With the first of these tiles that this GPU has the shared memory for."""
+    for tiles in candidates[:-1]:
+        try:
+            return launch(tiles)
+        except triton.OutOfResources:
+            continue
+    return launch(candidates[-1])
+
+
+_given_up: set[str] = set()
+# What says nothing about a kernel.
+_FAILURES_OF_THE_GPU = (
+    torch.OutOfMemoryError,
+    getattr(torch, "AcceleratorError", torch.OutOfMemoryError),
+)
+
+
+@functools.cache
+def _answer(question: Callable[[torch.device], Any], device: torch.device) -> Any:
+    """What PyTorch says of a GPU; it is asked with every launch."""
+    return question(device)
+
+
+def _on_hopper(tensor: Tensor) -> bool:
+    return tensor.is_cuda and _answer(torch.cuda.get_device_capability, tensor.device)[0] == 9
+
+
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU."""
+    count: int = _answer(torch.cuda.get_device_properties, device).multi_processor_count
+    return count
+
+
+def try_on_hopper(family: str, tensor: Tensor, launch: Callable[[], None]) -> bool:
+    """Whether `launch` ran, on the GPU that holds the tensor.
+
+    If it fails, a warning says so and no kernel of the family is tried again.
+    """
+    if family in _given_up or not _on_hopper(tensor):
+        return False
+    try:
+        launch()
+    except _FAILURES_OF_THE_GPU:
+        raise
+    except Exception as error:  # whatever another version of a young language may raise
+        _given_up.add(family)
+        warnings.warn(
+            f"the {family} kernels for Hopper do not work with Triton {triton.__version__}; slower "
+            f"ones run instead ({type(error).__name__}: {error})",
+            stacklevel=2,
+        )
+        return False
+    return True

@@ -1,0 +1,275 @@
+"""The blend from the anchors that matter: no point looks at all of them.
+
+Points are sorted into compact tiles. The bounding box of a tile tells which anchors can matter to
+any point in it, so that everything of the size points × anchors becomes points × candidates:
+
+- the k nearest: an anchor is a candidate unless k others are nearer to every point of the box;
+- by weight: anchors are left out when all of them together weigh less than the rounding of the
+  features' dtype, for every point of the box.
+
+Both bounds are rigorous. So the k nearest are exactly those of the dense formula, and the blend by
+weight is the full blend to rounding. An anchor without a number is always a candidate: a model that
+has diverged is seen to have.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from fst.rbf import TIE, rbf_weights
+from fst.types import product_dtype
+
+# Points in a tile: more share one list of candidates, fewer have shorter lists.
+TILE = 64
+# Numbers that one group of tiles may hold at once: such a group stays in a CPU's cache.
+GROUP_NUMBERS = {"cpu": 2**21, "cuda": 2**26}
+# With more threads PyTorch looks for the nearest faster than NumPy.
+FEW_THREADS = 4
+# Shorter lists are filled up with an anchor so far away that it weighs nothing.
+FAR = 1e18
+# Added to a logit, this leaves no weight.
+NEVER = -1e38
+# Which anchors are candidates, of each of some tiles.
+Kept = Callable[[Tensor], Tensor]
+# Weights of a group of tiles: from points, and candidates with their length scales.
+Weights = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def nearest_blend(
+    points: Float[Tensor, "b q s"],
+    anchors: Float[Tensor, "b m s"],
+    length_scales: Float[Tensor, "b m s"],
+    features: Float[Tensor, "b m d"],
+    neighbors: int,
+) -> Float[Tensor, "b q d"]:
+    """The blend of the `neighbors` nearest anchors of each point, and of ties with the last."""
+    one = functools.partial(_nearest, neighbors=neighbors)
+    return _of_each(one, points, anchors, length_scales, features)
+
+
+def pruned_blend(
+    points: Float[Tensor, "b q s"],
+    anchors: Float[Tensor, "b m s"],
+    length_scales: Float[Tensor, "b m s"],
+    features: Float[Tensor, "b m d"],
+) -> Float[Tensor, "b q d"]:
+    """The full blend to rounding: anchors that weigh nothing are left out."""
+    return _of_each(_by_weight, points, anchors, length_scales, features)
+
+
+def _of_each(
+    one: Callable[..., Tensor],
+    points: Float[Tensor, "b q s"],
+    anchors: Float[Tensor, "b m s"],
+    length_scales: Float[Tensor, "b m s"],
+    features: Float[Tensor, "b m d"],
+) -> Float[Tensor, "b q d"]:
+    """One sample after the other, for their lists differ."""
+    if points.numel() == 0:
+        shape = (*points.shape[:2], features.shape[2])
+        return features.new_empty(shape, dtype=product_dtype(features))
+    samples = zip(_wide(points), _wide(anchors), _wide(length_scales), features, strict=True)
+    blends = [one(*sample) for sample in samples]
+    # One alone as it is: a copy takes as long as the products.
+    return blends[0].unsqueeze(0) if len(blends) == 1 else torch.stack(blends)
+
+
+def _wide(coordinates: Tensor) -> Tensor:
+    """Distances are taken in float32 or better, whatever the features are kept in."""
+    return coordinates.to(torch.promote_types(torch.float32, coordinates.dtype))
+
+
+def _nearest(
+    points: Float[Tensor, "q s"],
+    anchors: Float[Tensor, "m s"],
+    length_scales: Float[Tensor, "m s"],
+    features: Float[Tensor, "m d"],
+    neighbors: int,
+) -> Float[Tensor, "q d"]:
+    def kept(tiles: Tensor) -> Tensor:
+        least, most = map(_sum, _squared_gaps(tiles, anchors))  # t m
+        nearest = most.topk(neighbors, dim=1, largest=False, sorted=False).values
+        # Wider than the ties below, so that no candidate is missed.
+        return ~(least > nearest.amax(dim=1, keepdim=True) * (1 + 2 * TIE))
+
+    def weights(near: Tensor, anchors: Tensor, scales: Tensor) -> Tensor:
+        squares = [
+            (near[..., axis, None] - anchors[:, None, :, axis]).square_()
+            for axis in range(near.shape[-1])
+        ]
+        with torch.no_grad():
+            distances = functools.reduce(torch.add, squares)
+            others = distances > _smallest(distances, neighbors) * (1 + TIE)
+        # Several times as fast on a CPU as to fill them with -inf.
+        return _logits(squares, scales).add_(others, alpha=NEVER).softmax(dim=-1)
+
+    return _by_groups(points, anchors, length_scales, features, kept, weights)
+
+
+def _by_weight(
+    points: Float[Tensor, "q s"],
+    anchors: Float[Tensor, "m s"],
+    length_scales: Float[Tensor, "m s"],
+    features: Float[Tensor, "m d"],
+) -> Float[Tensor, "q d"]:
+    inverse = length_scales.detach().square().reciprocal()
+    tolerance = torch.finfo(features.dtype).eps / 2
+    slack = 2 * math.log(len(anchors) / tolerance)
+
+    def kept(tiles: Tensor) -> Tensor:
+        # Twice the negative logits: at least `least`, for some anchor at most the smallest `most`.
+        least, most = (
+            _sum([square.mul_(inverse[:, axis]) for axis, square in enumerate(squares)])
+            for squares in _squared_gaps(tiles, anchors)
+        )  # t m
+        return ~(least > most.amin(dim=1, keepdim=True) + slack)
+
+    def weights(near: Tensor, anchors: Tensor, scales: Tensor) -> Tensor:
+        return rbf_weights(near, anchors, scales)
+
+    return _by_groups(points, anchors, length_scales, features, kept, weights)
+
+
+def _logits(
+    squares: list[Float[Tensor, "g p c"]], length_scales: Float[Tensor, "g c s"]
+) -> Float[Tensor, "g p c"]:
+    """-½ Σ_s gap_s² / ℓ_s²."""
+    factors = -0.5 * length_scales.square().reciprocal()[:, None]  # g 1 c s
+    total = squares[0] * factors[..., 0]
+    for axis, square in enumerate(squares[1:], start=1):
+        total.addcmul_(square, factors[..., axis])
+    return total
+
+
+def _smallest(values: Float[Tensor, "*r m"], number: int) -> Float[Tensor, "*r 1"]:
+    """Of each row the number that so many, itself included, do not exceed.
+
+    On short rows NumPy takes a seventh of PyTorch's time, but never more than one thread.
+    """
+    if values.device.type == "cpu" and torch.get_num_threads() <= FEW_THREADS:
+        parted = np.partition(values.numpy(), number - 1, axis=-1)
+        return torch.from_numpy(parted[..., number - 1 : number])
+    found = values.topk(number, dim=-1, largest=False, sorted=False).values
+    return found.amax(dim=-1, keepdim=True)
+
+
+def _order(values: Float[Tensor, "r n"]) -> Int[Tensor, "r n"]:
+    """What sorts each row; NumPy takes half of PyTorch's time on one thread."""
+    if values.device.type == "cpu" and torch.get_num_threads() <= FEW_THREADS:
+        return torch.from_numpy(np.argsort(values.numpy(), axis=1))
+    return values.argsort(dim=1)
+
+
+def _in_tiles(points: Float[Tensor, "q s"]) -> tuple[Float[Tensor, "t p s"], Int[Tensor, "t p"]]:
+    """Points in compact tiles, and the row of each in the result.
+
+    Cut into equal slabs along the first axis, each of these along the next, and so on. The last
+    point fills up what is missing; its copies go to a row beyond the others.
+    """
+    count, axes = points.shape
+    tiles = math.ceil(count / TILE)
+    slabs = [math.ceil(tiles ** (1 / axes))] * (axes - 1)
+    slabs.append(math.ceil(tiles / math.prod(slabs)))
+    rows = torch.arange(math.prod(slabs) * TILE, device=points.device).clamp(max=count)
+    rows = rows[None]
+    for axis, parts in enumerate(slabs):
+        along = points.detach()[:, axis][rows.clamp(max=count - 1)]
+        rows = rows.gather(1, _order(along)).reshape(len(rows) * parts, -1)
+    return points[rows.clamp(max=count - 1)], rows
+
+
+def _sum(parts: list[Float[Tensor, "t m"]]) -> Float[Tensor, "t m"]:
+    """Of tensors that nobody else needs: fresh memory takes a CPU longer than the additions."""
+    return functools.reduce(torch.Tensor.add_, parts)
+
+
+@torch.no_grad()
+def _squared_gaps(
+    tiles: Float[Tensor, "t p s"], anchors: Float[Tensor, "m s"]
+) -> tuple[list[Float[Tensor, "t m"]], list[Float[Tensor, "t m"]]]:
+    """Least and greatest distance² along each axis between an anchor and the box of a tile."""
+    least, most = [], []
+    for axis in range(anchors.shape[1]):
+        position, along = anchors[:, axis], tiles[..., axis]  # m, t p
+        below = along.amin(dim=1, keepdim=True) - position
+        above = position - along.amax(dim=1, keepdim=True)
+        least.append(torch.maximum(below, above).clamp_(min=0).square_())
+        most.append(torch.maximum(below.square_(), above.square_()))
+    return least, most
+
+
+def _by_groups(
+    points: Float[Tensor, "q s"],
+    anchors: Float[Tensor, "m s"],
+    length_scales: Float[Tensor, "m s"],
+    features: Float[Tensor, "m d"],
+    kept: Kept,
+    weights: Weights,
+) -> Float[Tensor, "q d"]:
+    """Blend each tile from its candidates, tiles with lists of similar length together."""
+    tiles, rows = _in_tiles(points)
+    at_once = max(1, _allowed(features) // (4 * len(anchors)))
+    keep = torch.cat([kept(some) for some in tiles.split(at_once)])  # t m
+    counts, by_count = keep.sum(dim=1, dtype=torch.int32).sort()
+    lists = _lists(keep[by_count], counts)
+    tiles, rows = tiles[by_count], rows[by_count].flatten()
+    anchors = F.pad(anchors, (0, 0, 0, 1), value=FAR)
+    length_scales = F.pad(length_scales, (0, 0, 0, 1), value=1.0)
+    features = F.pad(features, (0, 0, 0, 1)).to(product_dtype(features))
+    # Without gradients each part is written where it belongs: it takes a CPU longer to get fresh
+    # memory for all of them once more. Copies that fill up tiles go to the last row.
+    shape = (len(points) + 1, features.shape[1])
+    whole = None if torch.is_grad_enabled() else features.new_empty(shape)
+    blends: list[Tensor] = []
+    start, lengths = 0, counts.tolist()
+    while start < len(lengths):
+        stop = _group_end(lengths, start, features.shape[1], _allowed(features))
+        chosen = lists[start:stop, : lengths[stop - 1]]  # g c
+        # Several times as fast on a CPU as to index by `chosen`.
+        positions, scales, values = (
+            each.index_select(0, chosen.flatten()).unflatten(0, chosen.shape)
+            for each in (anchors, length_scales, features)
+        )
+        near = weights(tiles[start:stop], positions, scales).to(values.dtype)
+        part = (near @ values).flatten(0, 1)  # gp d
+        if whole is None:
+            blends.append(part)
+        else:
+            whole[rows[start * TILE : stop * TILE]] = part
+        start = stop
+    if whole is not None:
+        return whole[: len(points)]
+    order = torch.empty_like(rows).scatter_(0, rows, torch.arange(len(rows), device=rows.device))
+    return torch.cat(blends).index_select(0, order[: len(points)])
+
+
+def _lists(keep: Bool[Tensor, "t m"], counts: Int[Tensor, " t"]) -> Int[Tensor, "t c"]:
+    """The anchors that are kept for each tile, shorter lists filled up with the number beyond."""
+    tile, anchor = keep.nonzero(as_tuple=True)
+    before = counts.cumsum(dim=0) - counts
+    position = torch.arange(len(tile), device=keep.device) - before[tile]
+    lists = tile.new_full((len(keep), int(counts[-1])), keep.shape[1])
+    lists[tile, position] = anchor
+    return lists
+
+
+def _allowed(features: Tensor) -> int:
+    """How many numbers a group may hold on this device."""
+    return GROUP_NUMBERS.get(features.device.type, GROUP_NUMBERS["cuda"])
+
+
+def _group_end(lengths: list[int], start: int, channels: int, allowed: int) -> int:
+    """As many tiles, from the shortest list on, as hold so many numbers at once."""
+    stop = start + 1
+    while stop < len(lengths):
+        each = lengths[stop] * (channels + 4 * TILE) + TILE * channels
+        if (stop + 1 - start) * each > allowed:
+            break
+        stop += 1
+    return stop

@@ -1,0 +1,343 @@
+"""Clipping and one step of Adam, AdamW or Muon, for all parameters together.
+
+Gradients are copied into one vector, first those of Muon's matrices and then those of Adam's
+parameters, and everything is computed there: a handful of operations, however many parameters there
+are. What changes from step to step (rates and Adam's bias corrections) is computed by the host and
+sent as a few numbers. So the same operations run in every step, on the same memory: on a GPU they
+are recorded as one CUDA graph and replayed.
+
+With rate η, decay λ, the norm ‖g‖ of the whole gradient and the count t of steps, Adam's part is
+
+    g ← g min(1, limit / (‖g‖ + 10⁻⁶)),
+    m ← β₁ m + (1 - β₁) g,   v ← β₂ v + (1 - β₂) g²,
+    θ ← (1 - η λ) θ - η / (1 - β₁ᵗ) m / (√v / √(1 - β₂ᵗ) + ε),
+
+where decay that is coupled has λ θ added to g instead; Muon's is in `fst.training.muon`.
+"""
+
+import math
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from fst.training.muon import Orthogonalizer, matrix_shape
+
+BETAS = (0.9, 0.999)
+# Steps with the same parameters before one is recorded.
+EAGER_STEPS = 2
+# What PyTorch's optimisers call the state of a parameter.
+ADAM_NAMES, MUON_NAMES = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)
+
+
+@dataclass
+class Clock:
+    """How many steps the parameters of a segment have made."""
+
+    steps: int = 0
+
+
+@dataclass
+class State:
+    """What the optimiser remembers of one parameter; a new one has no tensors yet."""
+
+    clock: Clock = field(default_factory=Clock)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    """Complex ones as pairs of real numbers."""
+
+
+@dataclass
+class Segment:
+    """Parameters of one group that have made equally many steps: one part of the vector."""
+
+    group: dict[str, Any]
+    clock: Clock
+    parameters: list[nn.Parameter]
+    start: int = 0
+    end: int = 0
+
+
+class Optimizer:
+    """Adam or Muon on groups of parameters, with a learning rate of their own each.
+
+    A group is a dictionary with `params`, `lr`, `weight_decay` and `matrices`: whether Muon moves
+    them. Only `lr` may change later. Parameters without a gradient are left alone. With `record`,
+    steps on a GPU are replayed from the fourth on.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        epsilon: float = 1e-8,
+        momentum: float = 0.95,
+        decoupled: bool = True,
+        record: bool = True,
+    ) -> None:
+        self.param_groups = groups
+        self.epsilon, self.momentum, self.decoupled = epsilon, momentum, decoupled
+        self._parameters = [(group, each) for group in groups for each in group["params"]]
+        if len({parameter.device for _, parameter in self._parameters}) > 1:
+            raise ValueError("all parameters must be on one device")
+        self._states = {parameter: State() for _, parameter in self._parameters}
+        self.record = record
+        self._update: Update | None = None
+
+    @torch.no_grad()
+    def clip_and_step(self, limit: float) -> Float[Tensor, ""]:
+        """Clip the norm of the whole gradient to `limit`, and step; the norm before that."""
+        members = [pair for pair in self._parameters if pair[1].grad is not None]
+        if not members:
+            return torch.zeros((), device=self._parameters[0][1].device)
+        parameters = [parameter for _, parameter in members]
+        if self._update is None or not self._update.fits(parameters):
+            self._update = Update(self, members, self._states)
+        return self._update.step(limit, record=self.record)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        gradients = []
+        for _, parameter in self._parameters:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                gradients.append(parameter.grad)
+        if gradients:
+            torch._foreach_zero_(gradients)
+
+    def state_dict(self) -> dict[str, Any]:
+        """By the number of each parameter, with the names of PyTorch's optimisers."""
+        found = {}
+        for number, (group, parameter) in enumerate(self._parameters):
+            state = self._states[parameter]
+            if state.tensors:
+                entries = {name: tensor.clone() for name, tensor in state.tensors.items()}
+                if parameter.is_complex():
+                    entries = {name: torch.view_as_complex(each) for name, each in entries.items()}
+                found[number] = entries
+                if not group["matrices"]:
+                    found[number]["step"] = torch.tensor(float(state.clock.steps))
+        return {"state": found}
+
+    def load_state_dict(self, description: dict[str, Any]) -> None:
+        """Go on from a state of the same groups; one of PyTorch's Adam will do as well."""
+        states = {parameter: State() for _, parameter in self._parameters}
+        for number, entries in description["state"].items():
+            group, parameter = self._parameters[number]
+            names = MUON_NAMES if group["matrices"] else ADAM_NAMES
+            expected = set(names) if group["matrices"] else {*names, "step"}
+            if set(entries) != expected:
+                raise ValueError(
+                    f"the optimiser's state of parameter {number} must hold "
+                    f"{', '.join(sorted(expected))}, got {', '.join(sorted(entries))}"
+                )
+            state = states[parameter]
+            for name in names:
+                if entries[name].shape != parameter.shape:
+                    raise ValueError(
+                        f"{name} of parameter {number} must have the shape "
+                        f"{tuple(parameter.shape)}, got {tuple(entries[name].shape)}"
+                    )
+                state.tensors[name] = _real(entries[name].to(parameter, copy=True))
+            state.clock.steps = int(entries["step"]) if "step" in entries else 0
+        self._states, self._update = states, None
+
+
+class Update:
+    """The step for a fixed set of parameters, in memory that stays where it is."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        members: Sequence[tuple[dict[str, Any], nn.Parameter]],
+        states: dict[nn.Parameter, State],
+    ) -> None:
+        self._optimizer = optimizer
+        self._given = [parameter for _, parameter in members]
+        self._addresses = _addresses(self._given)
+        muon, adam = _segments(members, states)
+        self._segments = muon + adam
+        self._parameters = [each for segment in self._segments for each in segment.parameters]
+        self._targets = [_real(parameter.detach()) for parameter in self._parameters]
+        self._adam_segments, self._matrices = adam, sum(len(each.parameters) for each in muon)
+        total, of_muon = self._segments[-1].end, muon[-1].end if muon else 0
+        self._muon, self._adam = slice(0, of_muon), slice(of_muon, total)
+        like = self._targets[0]
+        self._gradient, self._average = like.new_zeros(total), like.new_zeros(total)
+        self._square = like.new_zeros(total - of_muon)
+        self._norm = like.new_zeros(())
+        # Of each segment what `_numbers` says; the last row has the limit.
+        self._sent = like.new_zeros(len(self._segments) + 1, 3)
+        self._gradients = _views(self._gradient, self._targets)
+        self._adopt(states)
+        shapes = [matrix_shape(target) for target in self._targets[: self._matrices]]
+        self._orthogonalizer = Orthogonalizer(shapes, like.device) if shapes else None
+        self._eager_steps = 0
+        self._replay: Callable[[], None] | None = None
+
+    def _adopt(self, states: dict[nn.Parameter, State]) -> None:
+        """Let the states be parts of the vectors here, with the numbers they have had."""
+        for segment in self._segments:
+            for parameter in segment.parameters:
+                states[parameter].clock = segment.clock
+        averages, count = _views(self._average, self._targets), self._matrices
+        squares = _views(self._square, self._targets[count:])
+        views: list[tuple[Tensor, ...]] = [(each,) for each in averages[:count]]
+        views += zip(averages[count:], squares, strict=True)
+        for number, (parameter, own) in enumerate(zip(self._parameters, views, strict=True)):
+            tensors = states[parameter].tensors
+            for name, view in zip(MUON_NAMES if number < count else ADAM_NAMES, own, strict=True):
+                if name in tensors:
+                    view.copy_(tensors[name])
+                tensors[name] = view
+
+    @property
+    def recorded(self) -> bool:
+        """Whether steps are replayed."""
+        return self._replay is not None
+
+    def fits(self, parameters: list[nn.Parameter]) -> bool:
+        """Whether these are the parameters, in the same memory."""
+        return (
+            len(parameters) == len(self._given)
+            and all(map(operator.is_, parameters, self._given))
+            and _addresses(parameters) == self._addresses
+        )
+
+    def step(self, limit: float, *, record: bool) -> Float[Tensor, ""]:
+        torch._foreach_copy_(self._gradients, [_gradient(each) for each in self._parameters])
+        for segment in self._segments:
+            segment.clock.steps += 1
+        self._send([*map(self._numbers, self._segments), (limit, 0.0, 0.0)])
+        if self._replay is not None:
+            self._replay()
+            increment_version(self._parameters)  # autograd does not see what a graph changes
+        elif record and self._gradient.is_cuda and self._eager_steps == EAGER_STEPS:
+            self._replay = self._recorded()
+        else:
+            self._compute()
+        self._eager_steps += 1
+        return self._norm.clone()
+
+    def _numbers(self, segment: Segment) -> tuple[float, float, float]:
+        """What parameters are multiplied by, and the update; and Adam's √v, in float64."""
+        rate, steps = segment.group["lr"], segment.clock.steps
+        kept = 1 - rate * segment.group["weight_decay"] if self._optimizer.decoupled else 1.0
+        if segment.group["matrices"]:
+            return kept, rate, 1.0
+        first, second = (1 - beta**steps for beta in BETAS)
+        return kept, rate / first, 1 / math.sqrt(second)
+
+    def _send(self, rows: list[tuple[float, float, float]]) -> None:
+        """To the device, without the host's waiting for it."""
+        pinned = self._sent.is_cuda
+        numbers = torch.tensor(rows, dtype=self._sent.dtype, pin_memory=pinned)
+        self._sent.copy_(numbers, non_blocking=True)
+
+    def _compute(self) -> None:
+        """The whole step; it depends on nothing but the contents of tensors."""
+        gradient, numbers = self._gradient, self._sent
+        torch.linalg.vector_norm(gradient, out=self._norm)
+        gradient.mul_((numbers[-1, 0] / (self._norm + 1e-6)).clamp(max=1))
+        update = torch.empty_like(gradient)
+        if self._orthogonalizer is not None:
+            self._muon_update(self._orthogonalizer, update[self._muon])
+        if self._adam_segments:
+            self._adam_update(update[self._adam])
+        for segment, number in zip(self._segments, numbers[:-1], strict=True):
+            update[segment.start : segment.end].mul_(number[1])
+            if self._optimizer.decoupled and segment.group["weight_decay"]:
+                values = [_real(parameter.detach()) for parameter in segment.parameters]
+                torch._foreach_mul_(values, number[0])
+        torch._foreach_sub_(self._targets, _views(update, self._targets))
+
+    def _muon_update(self, orthogonalizer: Orthogonalizer, out: Float[Tensor, " n"]) -> None:
+        gradient, average = self._gradient[self._muon], self._average[self._muon]
+        momentum = self._optimizer.momentum
+        average.lerp_(gradient, 1 - momentum)
+        out.copy_(orthogonalizer(gradient.lerp(average, momentum)))
+
+    def _adam_update(self, out: Float[Tensor, " n"]) -> None:
+        gradient, average = self._gradient[self._adam], self._average[self._adam]
+        if not self._optimizer.decoupled:
+            for segment in self._adam_segments:
+                self._add_decay(segment)
+        average.lerp_(gradient, 1 - BETAS[0])
+        self._square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        root, before = self._square.sqrt(), self._adam.start
+        numbers = self._sent[-1 - len(self._adam_segments) : -1]
+        for segment, number in zip(self._adam_segments, numbers, strict=True):
+            root[segment.start - before : segment.end - before].mul_(number[2])
+        torch.div(average, root.add_(self._optimizer.epsilon), out=out)
+
+    def _add_decay(self, segment: Segment) -> None:
+        """Coupled: the decay is part of the gradient."""
+        decay = segment.group["weight_decay"]
+        if decay:
+            values = [_real(each.detach()).flatten() for each in segment.parameters]
+            self._gradient[segment.start : segment.end].add_(torch.cat(values), alpha=decay)
+
+    def _recorded(self) -> Callable[[], None] | None:
+        """Make this step, and record it for those that follow; None where that fails."""
+        device = self._gradient.device
+        here, beside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+        beside.wait_stream(here)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(device), torch.cuda.stream(beside):
+            self._compute()  # libraries make their plans on this stream
+            try:
+                # Other threads may go on with the GPU meanwhile.
+                with torch.cuda.graph(graph, stream=beside, capture_error_mode="thread_local"):
+                    self._compute()
+            except RuntimeError as error:
+                warnings.warn(f"the optimiser's step is not recorded: {error}", stacklevel=2)
+                return None
+            finally:
+                here.wait_stream(beside)
+        return graph.replay
+
+
+def _segments(
+    members: Sequence[tuple[dict[str, Any], nn.Parameter]], states: dict[nn.Parameter, State]
+) -> tuple[list[Segment], list[Segment]]:
+    """Muon's and Adam's, with their parts of the vector."""
+    found: dict[tuple[int, int], Segment] = {}
+    for group, parameter in members:
+        steps = states[parameter].clock.steps
+        # Steps do not matter to Muon.
+        key = (id(group), 0 if group["matrices"] else steps)
+        found.setdefault(key, Segment(group, Clock(steps), [])).parameters.append(parameter)
+    muon = [segment for segment in found.values() if segment.group["matrices"]]
+    adam = [segment for segment in found.values() if not segment.group["matrices"]]
+    start = 0
+    for segment in muon + adam:
+        segment.start = start
+        start += sum(_real(each.detach()).numel() for each in segment.parameters)
+        segment.end = start
+    return muon, adam
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Complex numbers as pairs, which is how Adam takes them."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    gradient = parameter.grad
+    assert gradient is not None
+    return _real(gradient) if gradient.is_complex() else gradient
+
+
+def _views(vector: Float[Tensor, " n"], targets: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a vector in the shapes of these tensors."""
+    parts = vector.split([target.numel() for target in targets])
+    return [part.view(target.shape) for part, target in zip(parts, targets, strict=True)]
+
+
+def _addresses(parameters: Sequence[Tensor]) -> list[int]:
+    return [parameter.data_ptr() for parameter in parameters]
