@@ -20,7 +20,6 @@ CHECKED = [
     "layer",
     "decoder",
     "evaluation_points",
-    "metrics",
 ]
 CHECKED += ["classifiers", "images.patches", "images.read", "images.classifier", "images.vit"]
 

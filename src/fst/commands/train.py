@@ -67,13 +67,13 @@ def start(
 ) -> Summary:
     """Train from the beginning with `data`, which are loaded: a start that fails earlier leaves no
     folder behind."""
+    model = prepare_model(recipe, training.samples)
     folder = RunFolder.create(out, recipe.to_json())
     if PartialState().is_main_process:
         described = {"data": str(data.resolve())} | describe(training.samples)
         described |= describe_exactly(training.samples, validation.samples)
         described |= left_out(training.samples)
         folder.write_json("run.json", described)
-    model = prepare_model(recipe, training.samples)
     return run_training(model, training, validation, recipe.training, folder, console=console)
 
 
@@ -261,6 +261,7 @@ def prepare_model(recipe: Recipe, training: Rows) -> Model:
     """The untrained model; an operator with the statistics of the training data."""
     torch.manual_seed(recipe.training.seed)
     model = build_model(recipe.model)
+    recipe.training.objective.check(model, training)
     if not isinstance(model, Operator):
         return model
     assert isinstance(training, Samples)
