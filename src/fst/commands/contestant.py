@@ -125,7 +125,7 @@ def _start(
     recipe, run = folder.read_recipe(model), folder.run(model, number)
     shutil.rmtree(run, ignore_errors=True)  # of a start that was killed before its first checkpoint
     training, validation = train_command.load(recipe, data, place, console)
-    settle_data(folder.path, data, training.samples)
+    settle_data(folder.path, recipe, data)
     plan = folder.read_plan(model)
     if plan is None:
         plan = make_plan(recipe, budget, training, validation)

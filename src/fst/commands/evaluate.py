@@ -14,7 +14,7 @@ from fst.commands.train import (
     read_run,
     record_data,
 )
-from fst.data import BurgersData, PointData
+from fst.data import BurgersData
 from fst.data.splits import TestSplit
 from fst.evaluation import classification, protocol
 from fst.evaluation.accuracy_tables import accuracy_table
@@ -77,7 +77,10 @@ def evaluate(
     def compute() -> Scores:
         place = choose_device(device)
         path = data_of_run(recipe, run, data)
-        check_splits(recipe, run, path)
+        # Files without stored splits are split by their size: where they have changed, samples of
+        # the training may now be in the test.
+        check_fits(recipe, run, path)
+        check_same_data(run, recipe.data, path)
         test: TestSplit = recipe.data.load_test(path, place)
         if isinstance(recipe.evaluation, ClassificationSettings):
             classifier = Classifier.from_pretrained(best).to(place)
@@ -101,18 +104,6 @@ def check_not_scored(run: Path, data: Path) -> None:
             f"{stored}: this run was scored before, and a test set is scored once: {data} was not "
             "read; leave out --data to see the stored rows (--again scores anew)"
         )
-
-
-def check_splits(recipe: Recipe, run: Path, data: Path) -> None:
-    """Raise where a user's file has changed since the training.
-
-    One that names no splits is split by its size: samples of the training may now be in its test.
-    """
-    if not isinstance(recipe.data, PointData):
-        return
-    check_fits(recipe, run, data)
-    training, validation = recipe.data.load(data)
-    check_same_data(run, data, training.samples, validation.samples)
 
 
 def fingerprint(recipe: Recipe, weights: bytes) -> str:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from fst.commands import train as train_command
@@ -129,9 +128,7 @@ def search(
     with held(out):
         write_json(out / SETTINGS, settings)
         recipe.data.prepare(data, place, console)
-        training, _ = train_command.load(recipe, data, torch.device("cpu"), console)
-        settle_data(out, data, training.samples)
-        del training
+        settle_data(out, recipe, data)
         done: list[Trial] = []
         for rate, tried in trials.items():
             run = out / f"rate-{rate:g}"

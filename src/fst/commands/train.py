@@ -16,13 +16,12 @@ from fst.commands.kept import write_json
 from fst.commands.same_recipe import check_same_recipe
 from fst.data import ImageData, PointData, ResidentImages, StreamedImages
 from fst.data.errors import DataError
-from fst.data.point_samples import PointSamples
 from fst.data.samples import Rows, Samples, moments
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.evaluation.protocol import EvaluationSettings
 from fst.operators import Operator
 from fst.recipes import own, own_images
-from fst.recipes.recipe import Recipe, build_model, recipe_from_json
+from fst.recipes.recipe import DataSource, Recipe, build_model, recipe_from_json
 from fst.training.batches import check_batch_size
 from fst.training.errors import TrainingError
 from fst.training.loop import Summary
@@ -71,8 +70,7 @@ def start(
     folder = RunFolder.create(out, recipe.to_json())
     if PartialState().is_main_process:
         described = {"data": str(data.resolve())} | describe(training.samples)
-        described |= describe_exactly(training.samples, validation.samples)
-        described |= left_out(training.samples)
+        described |= recipe.data.fingerprint(data) | left_out(training.samples)
         folder.write_json("run.json", described)
     return run_training(model, training, validation, recipe.training, folder, console=console)
 
@@ -95,7 +93,7 @@ def resume(
     path = data_of_run(recipe, out, data)
     check_fits(recipe, out, path)
     training, validation = load(recipe, path, place, console)
-    check_same_data(out, path, training.samples, validation.samples)
+    check_same_data(out, recipe.data, path, training.samples)
     if data is not None and PartialState().is_main_process:
         record_data(out, data)
     model = prepare_model(recipe, training.samples)
@@ -139,27 +137,6 @@ def describe(training: Rows) -> dict[str, Any]:
     }
 
 
-def describe_exactly(training: Rows, validation: Rows) -> dict[str, Any]:
-    """The user's own points to the last digit: unlike others', they are never made again."""
-    if not (isinstance(training, PointSamples) and isinstance(validation, PointSamples)):
-        return {}
-    return {
-        "validation_samples": len(validation),
-        "training_digest": digest(training),
-        "validation_digest": digest(validation),
-    }
-
-
-def digest(samples: PointSamples) -> str:
-    """Of all samples of a split in their order: the same on every device."""
-    found = hashlib.sha256(repr(samples.domain).encode())
-    for points in (samples.observed, samples.queried):
-        for tensor in (points.positions, points.values, points.sizes):
-            found.update(tensor.reshape(-1).cpu().numpy().data)
-    found.update(samples.conditions().reshape(-1).cpu().numpy().data)
-    return found.hexdigest()[:16]
-
-
 def left_out(training: Rows) -> dict[str, Any]:
     """Images that cannot be read do not stop a run, but it keeps their names."""
     if not isinstance(training, ResidentImages | StreamedImages):
@@ -181,9 +158,11 @@ def check_fits(recipe: Recipe, run: Path, data: Path) -> None:
         )
 
 
-def check_same_data(run: Path, data: Path, training: Rows, validation: Rows) -> None:
-    """Raise unless `data` hold the splits that a run was started with."""
-    found = describe(training) | describe_exactly(training, validation)
+def check_same_data(
+    run: Path, source: DataSource, data: Path, training: Rows | None = None
+) -> None:
+    """Raise unless `data` hold the splits that a run was started with; `training` where loaded."""
+    found = ({} if training is None else describe(training)) | source.fingerprint(data)
     require_same_data(run, read_run(run), found, source=f" in {data}")
 
 
