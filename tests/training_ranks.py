@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from fst.training import Interrupted
+from fst.training import Interrupted, TrainingError, run_folder
 from fst.training.processes import end
 from fst.training.trainer import Trainer
 from training_fakes import RANKS_SETTINGS, tiny_train
@@ -29,9 +29,19 @@ def interrupted_on_one_process(path: Path) -> None:
     Trainer.update = update  # type: ignore[method-assign]
 
 
+def refused_by_a_lock(path: Path) -> None:
+    """A folder in which another process is at work: all learn of it, and none waits for ever."""
+    run_folder.PATIENCE = 0.5
+    try:
+        tiny_train(path, RANKS_SETTINGS)
+    except TrainingError as error:
+        print(f"rank {os.environ['RANK']} refused: {error}")
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     tiny_train(folder / "two", RANKS_SETTINGS)
+    refused_by_a_lock(folder / "busy")
     interrupted_on_one_process(folder / "interrupted")
     tiny_train(folder / "interrupted", RANKS_SETTINGS, resume=True)
     image_train(folder / "two-images", IMAGE_RANKS_SETTINGS)

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from fst.commands import train as train_command
 from fst.commands.evaluate import evaluate
-from fst.commands.kept import SETTINGS, read_json, write_json
+from fst.commands.kept import SETTINGS, clear, read_json, write_json
 from fst.commands.same_data import settle_data
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.evaluation.once import ROWS
@@ -36,6 +36,7 @@ from fst.training.errors import (
     TrainingError,
     clear_file_errors,
 )
+from fst.training.run_folder import held
 
 FAILED, OTHER_DATA, INTERRUPTED = 1, 3, 130
 
@@ -99,6 +100,19 @@ def compete(
     if folder.is_done(model, number):
         return
     run = folder.run(model, number)
+    with held(run):  # until one ends that a killed command left behind
+        _compete(folder, model, number, data, device, console)
+
+
+def _compete(
+    folder: ComparisonFolder,
+    model: str,
+    number: int,
+    data: Path,
+    device: str | None,
+    console: Console,
+) -> None:
+    run = folder.run(model, number)
     if not folder.is_trained(model, number):
         finished = (run / "summary.json").is_file()  # but its weights are gone
         if checkpoint.available(run / "checkpoints") and not finished:
@@ -123,7 +137,7 @@ def _start(
     budget = parse_budget(read_json(folder.path / SETTINGS)["budget"])
     place = train_command.choose_device(device)
     recipe, run = folder.read_recipe(model), folder.run(model, number)
-    shutil.rmtree(run, ignore_errors=True)  # of a start that was killed before its first checkpoint
+    clear(run)  # of a start that was killed before its first checkpoint
     training, validation = train_command.load(recipe, data, place, console)
     settle_data(folder.path, recipe, data)
     plan = folder.read_plan(model)

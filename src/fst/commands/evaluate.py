@@ -1,6 +1,7 @@
 """`fst evaluate`: score a trained run on its test set, once."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -32,6 +33,7 @@ from fst.pretrained import WEIGHTS, PretrainedError
 from fst.recipes.quoting import comparable
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.training.errors import TrainingError
+from fst.training.run_folder import held
 
 
 def evaluate(
@@ -88,9 +90,11 @@ def evaluate(
         model = Operator.from_pretrained(best).to(place)
         return _score(model, test, recipe.evaluation, origin, mark, trivial, console)
 
-    rows = score_once(run / RESULTS, mark, compute, again=again)
-    if data is not None:
-        record_data(run, data)
+    scored = (run / RESULTS / ROWS).is_file() and not again
+    with nullcontext() if scored else held(run):
+        rows = score_once(run / RESULTS, mark, compute, again=again)
+        if data is not None:
+            record_data(run, data)
     console.print((accuracy_table if classifies else error_table)(rows).terminal())
     console.print(f"rows: {run / RESULTS}", style="dim")
     return rows

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from fst.commands import train as train_command
-from fst.commands.kept import SETTINGS, held, read_json, read_settings, require_same, write_json
+from fst.commands.kept import SETTINGS, read_json, read_settings, require_same, write_json
 from fst.commands.same_data import find_data, settle_data
 from fst.evaluation.runs import read_curves
 from fst.evaluation.tables import NOTHING, Table, number
@@ -30,7 +30,7 @@ from fst.recipes.search import CHECKS, MORE_STEPS, RATES, STEPS
 from fst.training import checkpoint
 from fst.training.budget import release
 from fst.training.errors import Interrupted, NonFiniteError, TrainingError, clear_file_errors
-from fst.training.run_folder import RunFolder
+from fst.training.run_folder import RunFolder, held
 from fst.training.schedules import History, mean_error
 
 KIND = "search"

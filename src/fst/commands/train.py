@@ -27,7 +27,7 @@ from fst.training.errors import TrainingError
 from fst.training.loop import Summary
 from fst.training.loop import train as run_training
 from fst.training.records import check_wandb
-from fst.training.run_folder import RunFolder
+from fst.training.run_folder import RunFolder, held
 
 
 class OtherDataError(TrainingError):
@@ -67,12 +67,11 @@ def start(
     """Train from the beginning with `data`, which are loaded: a start that fails earlier leaves no
     folder behind."""
     model = prepare_model(recipe, training.samples)
-    folder = RunFolder.create(out, recipe.to_json())
-    if PartialState().is_main_process:
-        described = {"data": str(data.resolve())} | describe(training.samples)
-        described |= recipe.data.fingerprint(data) | left_out(training.samples)
-        folder.write_json("run.json", described)
-    return run_training(model, training, validation, recipe.training, folder, console=console)
+    described = {"data": str(data.resolve())} | describe(training.samples)
+    described |= recipe.data.fingerprint(data) | left_out(training.samples)
+    with held(out):
+        folder = RunFolder.create(out, recipe.to_json(), described)
+        return run_training(model, training, validation, recipe.training, folder, console=console)
 
 
 def resume(
@@ -85,7 +84,15 @@ def resume(
 ) -> Summary:
     """Continue the run in `out` from its newest checkpoint, or from the one named."""
     place = choose_device(device)
-    folder = RunFolder.resume(out, checkpoint)
+    RunFolder.resume(out, checkpoint)  # a mistake is told at once
+    with held(out):
+        return _resume(RunFolder.resume(out, checkpoint), data, place, console)
+
+
+def _resume(
+    folder: RunFolder, data: Path | None, place: torch.device, console: Console | None
+) -> Summary:
+    out = folder.path
     if (out / "summary.json").is_file():
         raise TrainingError(f"{out} has finished; score it with: fst evaluate {out}")
     recipe = recipe_from_json(folder.recipe, source=str(out / "recipe.json"))

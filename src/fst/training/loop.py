@@ -30,7 +30,7 @@ from fst.training.interruption import Interruption
 from fst.training.journal import Journal, Stopwatch
 from fst.training.progress import Progress
 from fst.training.records import Records
-from fst.training.run_folder import RunFolder
+from fst.training.run_folder import RunFolder, held
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer
 
@@ -77,9 +77,10 @@ def train(
     console = (console or Console()) if main else Console(quiet=True)
     if trainer.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trainer.device)
-    if folder.resume_from is not None:
-        resume(trainer, folder, folder.resume_from)
     with ExitStack() as stack:
+        stack.enter_context(held(folder.path))
+        if folder.resume_from is not None:
+            resume(trainer, folder, folder.resume_from)
         stack.callback(trainer.batches.close)
         interruption = stack.enter_context(Interruption())
         start = trainer.progression.step
