@@ -50,7 +50,7 @@ class Label(NamedTuple):
 class PointSample:
     """One function: where it was observed, and where its values are asked for and known.
 
-    Points whose mask is False (padding) are not written.
+    Points whose mask is False (padding) are not written, nor those that a masked array hides.
     """
 
     positions: ArrayLike  # n s

@@ -45,14 +45,14 @@ def held(folder: Path) -> Iterator[None]:
     Of several processes that train together the first holds the lock, and all of them learn
     whether it could. However a process ends, the lock is free again.
     """
-    lock = FileLock(folder / LOCK, timeout=PATIENCE, poll_interval=0.2, is_singleton=True)
+    lock = FileLock(folder / LOCK, is_singleton=True)
     first, problem = _is_first(), [""]
     if first:
         try:
             with clear_file_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 try:
-                    lock.acquire()
+                    lock.acquire(timeout=PATIENCE, poll_interval=0.2)
                 except Timeout:
                     raise TrainingError(
                         f"another process is at work in {folder}; try again when it has ended"
