@@ -70,8 +70,13 @@ class PointData:
         partition = self._partition(file)
         training = load_points(file, partition.training)
         validation = load_points(file, partition.validation)
-        targets = training.queried.values.numpy()
-        warn_of_unequal_channels(file.path, file.targets, channel_squares(targets), len(targets))
+        queried = training.queried
+        targets = queried.values.numpy()
+        squares = channel_squares(targets)
+        points = Points(queried.positions.numpy(), targets, queried.sizes.numpy())
+        small = undefined_rows(partition.training, points, typical=squares.sum() / len(targets))
+        refuse_undefined(file.path, small)
+        warn_of_unequal_channels(file.path, file.targets, squares, len(targets))
         return TrainingSplit(training.to(device)), ValidationSplit(validation.to(device))
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
