@@ -9,7 +9,6 @@ import csv
 import io
 import json
 import sys
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from fst.classifiers import Classifier
 from fst.commands.predict import find_device, load_any
 from fst.data.errors import DataError, writing
 from fst.data.image_decoding import View, decoded
-from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images
+from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images, is_tar
 from fst.evaluation.protocol import measuring
 from fst.pretrained import write_atomically
 
@@ -96,7 +95,7 @@ def open_images(path: Path) -> ImageFiles:
     """A folder, a tar, or one image."""
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return FolderFiles(source=path.parent, names=(path.name,), problems=())
-    if path.is_file() and path.suffix.lower() != ".tar" and not tarfile.is_tarfile(path):
+    if path.is_file() and path.suffix.lower() != ".tar" and not is_tar(path):
         raise DataError(f"{path}: is neither a tar nor an image ({', '.join(sorted(SUFFIXES))})")
     return find_images(path)
 
