@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fst.data.errors import DataError, is_locked, reading, writing
+from fst.data.errors import DataError, is_locked, reading_hdf5, writing
 
 Law = dict[str, object]
 Produce = Callable[[int, int], dict[str, np.ndarray]]
@@ -164,7 +164,7 @@ def _rows_to_resume(plan: Plan) -> int:
         return 0
     hint = "delete it or use --force"
     expected = f"an unfinished file of fst; {hint}"
-    with reading(plan.part, expected), h5py.File(plan.part, "r") as file:
+    with reading_hdf5(plan.part, expected) as file:
         law = read_law(plan.part, file.attrs.get("law"))
         done = int(file.attrs.get("complete_rows", -1))
     if law != plan.law:
