@@ -192,7 +192,7 @@ def predict(
     """Ask a trained model for values at queries, or a classifier for the classes of images.
 
     Args:
-        run: A run folder, a folder of save_pretrained, or a name on the Hugging Face hub.
+        run: A run folder, a folder of save_pretrained, or hf://owner/name for the hub.
         out: File for the answer, .npz or .h5; for images .csv.
         observations: What was observed: an fst point file (.h5), .npz or .csv.
         queries: Where to ask: a file of the same kinds, or a grid such as 201x1024.

@@ -12,7 +12,6 @@ Asked again, it goes on where it stopped and repeats nothing that is complete. T
 moved in between, and so may the data.
 """
 
-import json
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -41,7 +40,7 @@ from fst.evaluation.once import ROWS
 from fst.evaluation.protocol import device_name
 from fst.evaluation.rows import read_rows
 from fst.evaluation.runs import RESULTS
-from fst.pretrained import write_atomically
+from fst.pretrained import parse_json, write_atomically
 from fst.recipes import find
 from fst.recipes.comparison import Compilation, contestant, models_of, seed_of
 from fst.recipes.recipe import Recipe, build_model
@@ -244,7 +243,7 @@ def _steady_rate(run: Path) -> float | None:
     rates = []
     for line in (run / "metrics.jsonl").read_text(errors="replace").splitlines():
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
         except ValueError:  # of a writer that was killed
             continue
         if entry.get("kind") == "training":

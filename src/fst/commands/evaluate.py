@@ -1,6 +1,5 @@
 """`fst evaluate`: score a trained run on its test set, once."""
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from fst.evaluation.runs import RESULTS, read_origin
 from fst.evaluation.tables import error_table
 from fst.evaluation.trivial import trivial_rows
 from fst.operators import Operator
-from fst.pretrained import WEIGHTS, PretrainedError
+from fst.pretrained import WEIGHTS, PretrainedError, parse_json
 from fst.recipes.quoting import comparable
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.training.errors import TrainingError
@@ -150,7 +149,7 @@ def read_recipe(run: Path) -> Recipe:
     """The recipe that a run was trained with."""
     path = run / "recipe.json"
     try:
-        description = json.loads(path.read_text())
+        description = parse_json(path.read_text())
     except OSError:
         raise TrainingError(f"{run} is no run folder: recipe.json cannot be read") from None
     except ValueError:

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fst.pretrained import write_atomically
+from fst.pretrained import parse_json, write_atomically
 from fst.training.errors import TrainingError, clear_file_errors
 from fst.training.run_folder import LOCK
 
@@ -19,7 +19,7 @@ SETTINGS = "settings.json"
 def read_json(path: Path) -> Any:
     """What a file of ours holds; None where there is none."""
     try:
-        return json.loads(path.read_text())
+        return parse_json(path.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -7,7 +7,6 @@ Images are cut as in the test of the run. Those that cannot be decoded are named
 
 import csv
 import io
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from fst.data.errors import DataError, writing
 from fst.data.image_decoding import View, decoded
 from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images, is_tar
 from fst.evaluation.protocol import measuring
-from fst.pretrained import write_atomically
+from fst.pretrained import parse_json, write_atomically
 
 BATCH_SIZE = 64
 MOST = 5
@@ -50,7 +49,7 @@ def predict_images(
 ) -> Guesses:
     """Ask a trained classifier about images and write its answers to `out` (.csv).
 
-    `run` is a run folder, a folder of `save_pretrained`, or a name on the Hugging Face hub.
+    `run` is a run folder, a folder of `save_pretrained`, or hf://owner/name for the hub.
     """
     check_output(out, force)
     files = open_images(images)
@@ -71,7 +70,7 @@ def predict_images(
 
 
 def load_classifier(run: Path | str) -> Classifier:
-    """The best weights of a run folder, or the model of any folder (or hub name) that has one."""
+    """The best weights of a run folder, or any other model that `from_pretrained` finds."""
     model = load_any(run)
     if not isinstance(model, Classifier):
         raise ValueError(
@@ -85,7 +84,7 @@ def find_resize(run: Path | str, model: Classifier) -> int:
     """The short side before the crop: the run's own, or the paper's 256 for every 224."""
     for path in (Path(run) / "recipe.json", Path(run) / "best" / "recipe.json"):
         try:
-            return int(json.loads(path.read_text())["data"]["resize"])
+            return int(parse_json(path.read_text())["data"]["resize"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return round(min(model.image_size) * 256 / 224)

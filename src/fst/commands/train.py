@@ -20,6 +20,7 @@ from fst.data.samples import Rows, Samples, moments
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.evaluation.protocol import EvaluationSettings
 from fst.operators import Operator
+from fst.pretrained import parse_json
 from fst.recipes import own, own_images
 from fst.recipes.recipe import DataSource, Recipe, build_model, recipe_from_json
 from fst.training.batches import check_batch_size
@@ -246,7 +247,10 @@ def check_grids(recipe: Recipe) -> None:
 def prepare_model(recipe: Recipe, training: Rows) -> Model:
     """The untrained model; an operator with the statistics of the training data."""
     torch.manual_seed(recipe.training.seed)
-    model = build_model(recipe.model)
+    try:
+        model = build_model(recipe.model)
+    except ImportError as error:  # of a package that not every user needs
+        raise TrainingError(str(error)) from None
     recipe.training.objective.check(model, training)
     if not isinstance(model, Operator):
         return model
@@ -322,7 +326,7 @@ def data_of_run(recipe: Recipe, run: Path, data: Path | None) -> Path:
 def read_run(run: Path) -> dict[str, Any]:
     """What a run recorded of its data; nothing where that cannot be read."""
     try:
-        described = json.loads((run / "run.json").read_text())
+        described = parse_json((run / "run.json").read_text())
     except (OSError, ValueError):
         return {}
     return described if isinstance(described, dict) else {}

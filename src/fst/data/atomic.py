@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fst.data.errors import DataError, is_locked, reading_hdf5, writing
+from fst.pretrained import parse_json
 
 Law = dict[str, object]
 Produce = Callable[[int, int], dict[str, np.ndarray]]
@@ -136,7 +137,7 @@ def read_law(path: Path, text: object) -> Law | None:
     if text is None:
         return None
     try:
-        law = json.loads(text if isinstance(text, str | bytes) else "")
+        law = parse_json(text if isinstance(text, str | bytes) else "")
     except ValueError as error:
         raise DataError(f"{path}: its law is not JSON") from error
     if not isinstance(law, dict):

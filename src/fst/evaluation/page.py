@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from fst.data.errors import DataError, writing
 from fst.evaluation.tables import Table
-from fst.pretrained import write_atomically
+from fst.pretrained import parse_json, write_atomically
 
 HTML, MARKDOWN, IMAGES, WRITTEN = "index.html", "report.md", "figures", "report.json"
 WRITER = "fst report"
@@ -83,7 +83,7 @@ def pictures_written(folder: Path) -> set[str]:
     if not folder.exists() or not any(folder.iterdir()):
         return set()
     try:
-        listed = json.loads((folder / WRITTEN).read_bytes())
+        listed = parse_json((folder / WRITTEN).read_bytes())
         if listed["written_by"] != WRITER:
             raise ValueError
         # Whatever the list says, nothing outside the folder of pictures is removed.

@@ -26,7 +26,7 @@ from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 
 from fst.base import Model
-from fst.pretrained import write_atomically
+from fst.pretrained import parse_json, write_atomically
 from fst.training import checkpoint, environment
 from fst.training.errors import CheckpointError, TrainingError, clear_file_errors
 
@@ -122,7 +122,7 @@ class RunFolder:
         """
         path = Path(path)
         try:
-            recipe = json.loads((path / "recipe.json").read_text())
+            recipe = parse_json((path / "recipe.json").read_text())
         except OSError:
             raise TrainingError(f"{path} is no run folder: recipe.json cannot be read") from None
         except ValueError:
@@ -180,7 +180,7 @@ class RunFolder:
         file = self.path / "environment.json"
         with clear_file_errors(file):
             try:
-                description = json.loads(file.read_text())
+                description = parse_json(file.read_text())
             except (OSError, ValueError):
                 description = {}
             description.setdefault("resumed", []).append({"step": step} | environment.describe())
