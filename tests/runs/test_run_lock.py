@@ -100,3 +100,21 @@ def test_a_start_that_was_killed_is_made_again(finished, tmp_path, names):
     assert train(folder, "killed") == 0
     assert not list((folder / "killed").glob("*.part"))
     assert json.loads((folder / "killed" / "run.json").read_text())["training_samples"] == 6
+
+
+def test_data_that_were_killed_at_their_very_start_are_made_again(finished, tmp_path):
+    (file,) = (finished / "data").glob("*.hdf5")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / f"{file.name}.part.new").write_bytes(b"half")
+    assert train(tmp_path, "run") == 0
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [file.name]
+
+
+def test_a_page_that_was_killed_at_its_very_start_is_written_again(finished, tmp_path):
+    run, page = Path(shutil.copytree(finished / "run", tmp_path / "run")), tmp_path / "page"
+    assert main(["evaluate", str(run), "--data", str(finished / "data"), *CPU]) == 0
+    page.mkdir()
+    (page / "report.json.part").write_bytes(b"half")
+    assert main(["report", str(run), "--out", str(page)]) == 0
+    assert (page / "index.html").is_file()
+    assert not (page / "report.json.part").exists()

@@ -44,6 +44,7 @@ from fst.pretrained import parse_json, write_atomically
 from fst.recipes import find
 from fst.recipes.comparison import Compilation, contestant, models_of, seed_of
 from fst.recipes.recipe import Recipe, build_model
+from fst.terminal import Terminal
 from fst.training.budget import parse_budget
 from fst.training.errors import TrainingError, clear_file_errors
 from fst.training.run_folder import held
@@ -73,7 +74,7 @@ def compare(
 
     `make` gives a recipe by its name, `launch` runs one entrant.
     """
-    console = console or Console()
+    console = console or Terminal()
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

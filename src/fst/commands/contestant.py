@@ -27,6 +27,7 @@ from fst.evaluation.runs import RESULTS
 from fst.pretrained import WEIGHTS, from_json, write_atomically
 from fst.recipes.comparison import entry
 from fst.recipes.recipe import Recipe, recipe_from_json
+from fst.terminal import Terminal, printable
 from fst.training import checkpoint
 from fst.training.budget import Budget, Calibration, calibrate, parse_budget, release
 from fst.training.compilation import compiles
@@ -96,7 +97,7 @@ def compete(
     console: Console | None = None,
 ) -> None:
     """Whatever is missing of one run of the comparison."""
-    console = console or Console()
+    console = console or Terminal()
     if folder.is_done(model, number):
         return
     run = folder.run(model, number)
@@ -121,7 +122,7 @@ def _compete(
             _start(folder, model, number, data, device, console)
         release()
     console.print(f"scoring {run.name} on the test set")
-    evaluate(run, data=data, device=device, console=Console(quiet=True))
+    evaluate(run, data=data, device=device, console=Terminal(quiet=True))
     # A finished run cannot be resumed, and these are most of what it holds.
     shutil.rmtree(run / "checkpoints", ignore_errors=True)
 
@@ -220,7 +221,7 @@ def attempt(
             note_failure(folder.failure(model, number), reason, traceback.format_exc())
         if isinstance(error, train_command.OtherDataError):  # all others would find the same
             return OTHER_DATA
-        print(f"fst: {model}, seed {number}, failed: {reason}", file=sys.stderr)
+        print(printable(f"fst: {model}, seed {number}, failed: {reason}"), file=sys.stderr)
         return FAILED
     return 0
 

@@ -31,6 +31,7 @@ from fst.operators import Operator
 from fst.pretrained import WEIGHTS, PretrainedError, parse_json
 from fst.recipes.quoting import comparable
 from fst.recipes.recipe import Recipe, recipe_from_json
+from fst.terminal import Terminal
 from fst.training.errors import TrainingError
 from fst.training.run_folder import held
 
@@ -50,7 +51,7 @@ def evaluate(
     `trivial` adds the predictors that any Burgers model must beat. A test set is scored once, so
     a run that may still go on is not scored unless `unfinished` says that it is meant.
     """
-    console = console or Console()
+    console = console or Terminal()
     recipe = comparable(read_recipe(run))
     if not unfinished and not (run / "summary.json").is_file():
         raise EvaluationError(

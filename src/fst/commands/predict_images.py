@@ -23,6 +23,7 @@ from fst.data.image_decoding import View, decoded
 from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images, is_tar
 from fst.evaluation.protocol import measuring
 from fst.pretrained import parse_json, write_atomically
+from fst.terminal import printable, spreadsheet
 
 BATCH_SIZE = 64
 MOST = 5
@@ -57,7 +58,7 @@ def predict_images(
     view = View.evaluation(model.image_size, find_resize(run, model))
     guesses = ask(model.to(find_device(device)), files, view)
     for item in guesses.skipped:
-        print(f"fst: skipped {item.name}: {item.reason}", file=sys.stderr)
+        print(printable(f"fst: skipped {item.name}: {item.reason}"), file=sys.stderr)
     if not guesses.files:
         raise DataError(f"{images}: holds no image that can be decoded")
     write_guesses(out, guesses)
@@ -130,10 +131,11 @@ def write_guesses(path: Path, guesses: Guesses) -> None:
     for name, classes, found in zip(
         guesses.files, guesses.classes, guesses.probabilities, strict=True
     ):
-        lines.writerow([name, *classes, *(f"{value:.6f}" for value in found)])
+        words = map(spreadsheet, (name, *classes))
+        lines.writerow([*words, *(f"{value:.6f}" for value in found)])
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.getvalue().encode(errors="surrogateescape"))
+        write_atomically(path, text.getvalue().encode())
 
 
 def check_output(path: Path, force: bool) -> None:

@@ -27,6 +27,7 @@ from fst.pretrained import to_json, write_atomically
 from fst.recipes import search as search_recipes
 from fst.recipes.recipe import Recipe
 from fst.recipes.search import CHECKS, MORE_STEPS, RATES, STEPS
+from fst.terminal import Terminal, markdown
 from fst.training import checkpoint
 from fst.training.budget import release
 from fst.training.errors import Interrupted, NonFiniteError, TrainingError, clear_file_errors
@@ -104,7 +105,7 @@ def search(
     console: Console | None = None,
 ) -> Search:
     """Try every rate, select the best, and carry it on; write one table."""
-    console = console or Console()
+    console = console or Terminal()
     if not rates or len({f"{rate:g}" for rate in rates}) < len(rates):  # the names of their folders
         raise ValueError(f"rates must be one or more different numbers, got {tuple(rates)}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -214,7 +215,8 @@ def _carry_on(tried: Path, run: Path, recipe: Recipe) -> None:
 def _write(out: Path, found: Search) -> None:
     values = to_json(found) | {"confirmed": found.confirmed, "conclusion": found.conclusion()}
     with clear_file_errors(out):
-        text = f"# {found.table().title}\n\n{found.table().markdown()}\n{found.conclusion()}\n"
+        table, conclusion = found.table(), markdown(found.conclusion())
+        text = f"# {markdown(table.title)}\n\n{table.markdown()}\n{conclusion}\n"
         write_atomically(out / "search.md", text.encode())
     write_json(out / "search.json", values)
 

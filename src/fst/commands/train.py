@@ -23,6 +23,7 @@ from fst.operators import Operator
 from fst.pretrained import parse_json
 from fst.recipes import own, own_images
 from fst.recipes.recipe import DataSource, Recipe, build_model, recipe_from_json
+from fst.terminal import Terminal
 from fst.training.batches import check_batch_size
 from fst.training.errors import TrainingError
 from fst.training.loop import Summary
@@ -112,7 +113,7 @@ def load(
     recipe: Recipe, data: Path, device: torch.device, console: Console | None
 ) -> tuple[TrainingSplit, ValidationSplit]:
     """Training and validation on the device; missing files are made first, by one process."""
-    voice = console if PartialState().is_main_process else Console(quiet=True)
+    voice = console if PartialState().is_main_process else Terminal(quiet=True)
     with PartialState().main_process_first():
         recipe.data.prepare(data, device, voice)
     augment = recipe.training.augment
@@ -216,7 +217,9 @@ def check_data_folder(recipe: Recipe, data: Path | None) -> None:
         raise TrainingError(f"--data must be a folder for {recipe.name}, {data} is a file")
     names = {path.name for path in data.iterdir()}
     wanted = [path.name for path in recipe.data.files(data)]
-    if names and not any(name in names or f"{name}.part" in names for name in wanted):
+    if names and not any(
+        f"{name}{end}" in names for name in wanted for end in ("", ".part", ".part.new")
+    ):
         raise TrainingError(
             f"{data} holds none of the files that {recipe.name} needs, such as {wanted[0]}; name "
             "their folder, or an empty one to make them in"

@@ -23,6 +23,7 @@ from fst.data.pdebench import TrajectoryFile, file_name, open_trajectories, plan
 from fst.data.samples import BurgersSamples, Samples
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
 from fst.data.views import boundary_observation_indices, index_coordinates, subset_indices
+from fst.terminal import Terminal
 
 # Coordinates stored in float32, or computed in another order, differ by less than this.
 _COORDINATE_TOLERANCE = 1e-5
@@ -96,7 +97,7 @@ class BurgersData:
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
     ) -> None:
         """Make the files that are missing. A file that is there is checked and kept."""
-        console = console or Console()
+        console = console or Terminal()
         for viscosity, test in zip(self.viscosities, self.test_counts, strict=True):
             path = find_file(folder, viscosity)
             if not path.exists():

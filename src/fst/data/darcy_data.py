@@ -30,6 +30,7 @@ from fst.data.neuraloperator_files import (
 )
 from fst.data.samples import GridSamples, Samples
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
+from fst.terminal import Terminal
 
 _BATCH = {"cpu": 16, "cuda": 256}
 # Fine-grid samples solved at once for reflections: some 20 float64 arrays of their size.
@@ -96,7 +97,7 @@ class DarcyData:
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
     ) -> None:
         """Make the files that are missing. A file that is there is checked and kept."""
-        console = console or Console()
+        console = console or Terminal()
         for which in ("train", "test"):
             path = folder / file_name(which, self.resolution)
             if not path.exists():

@@ -31,6 +31,7 @@ from fst.data.images import (
     require_classes,
 )
 from fst.data.splits import TestSplit, TrainingSplit, ValidationSplit
+from fst.terminal import Terminal
 
 TRAIN, VAL = "train", "val"
 
@@ -321,4 +322,4 @@ def _memory(device: torch.device) -> int | None:
 def _main_console() -> Console:
     """Of several processes the first one speaks."""
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return Console(quiet=ready and torch.distributed.get_rank() != 0)
+    return Terminal(quiet=ready and torch.distributed.get_rank() != 0)

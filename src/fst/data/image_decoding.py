@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fst.data.errors import DataError
 from fst.data.images import ImageFiles, LabelledImages, Skipped, listed
+from fst.terminal import printable
 
 # Images decoded between two copies to the device: bounds what is held twice.
 _BLOCK = 512
@@ -211,7 +212,7 @@ def decode_all(
     skipped = list(images.files.problems)
     kept: list[np.ndarray] = []
     filled = 0
-    title = f"decoding {images.files.source.name}"
+    title = printable(f"decoding {images.files.source.name}")
     for which, block, missing in _shown(images, view, console, threads, title):
         pixels[filled : filled + len(block)] = block.to(device)
         filled += len(block)
@@ -226,7 +227,11 @@ def decode_all(
 def _shown(
     images: LabelledImages, view: View, console: Console, threads: int | None, title: str
 ) -> Iterator[tuple[np.ndarray, Tensor, list[Skipped]]]:
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task(title, total=len(images))

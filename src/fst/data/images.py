@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Int
 
 from fst.data.errors import DataError, reading
+from fst.terminal import printable
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -206,7 +207,7 @@ def require_classes(images: LabelledImages, expected: Sequence[str], of: str) ->
 
 def listed(names: Sequence[str]) -> str:
     """A few names for a message, and the number of those left out."""
-    shown = ", ".join(name.encode(errors="replace").decode() for name in names[:_NAMED])
+    shown = ", ".join(map(printable, names[:_NAMED]))
     return shown + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
 
 

@@ -30,6 +30,7 @@ from fst.field import Field
 from fst.metrics import relative_l2
 from fst.operators import Operator, Output
 from fst.pretrained import to_json
+from fst.terminal import printable
 from fst.types import Observations
 
 Represent = Callable[[Observations], Output]
@@ -141,7 +142,7 @@ def measure(
     errors: dict[tuple[int, int | None], list[Tensor]] = {}
     with show_progress(console) as progress:
         batches = list(row_batches(test.samples, settings))
-        for rows in progress.track(batches, description=f"testing {label}".strip()):
+        for rows in progress.track(batches, description=printable(f"testing {label}".strip())):
             output = represent(test.samples.batch(rows).observations)
             for index, samples in enumerate(views):
                 batch = samples.batch(rows)
@@ -327,7 +328,7 @@ def _grids_before_neighbors(
 
 @contextmanager
 def show_progress(console: Console | None) -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns,
         TimeRemainingColumn(),

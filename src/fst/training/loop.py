@@ -18,6 +18,7 @@ from rich.console import Console
 
 from fst.base import Model
 from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.terminal import Terminal
 from fst.training import checkpoint
 from fst.training.compilation import compiles
 from fst.training.errors import (
@@ -74,7 +75,7 @@ def train(
     accelerator = build_accelerator(settings, training.samples.device)
     trainer = Trainer(model, training.samples, validation.samples, settings, accelerator)
     main = accelerator.is_main_process
-    console = (console or Console()) if main else Console(quiet=True)
+    console = (console or Terminal()) if main else Terminal(quiet=True)
     if trainer.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trainer.device)
     with ExitStack() as stack:
