@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from evaluation_fakes import some_rows
 from fst.cli import USER_ERROR, main
 from fst.commands.predict_images import Guesses, write_guesses
 from fst.data.images import listed
-from fst.evaluation.page import Page, Section, markdown_page
+from fst.evaluation.page import Page, Section, markdown_page, png
 from fst.evaluation.report import describe
 from fst.evaluation.tables import error_table
 from fst.terminal import Terminal, markdown, printable, spreadsheet
@@ -93,3 +94,15 @@ def test_a_run_may_be_called_anything(tmp_path, capsys, monkeypatch):
     assert "rows: [/bold]" in out
     assert "wrote [page]/index.html" in out
     assert plain((Path("[page]") / "report.md").read_text())
+
+
+def test_a_dollar_sign_in_a_figure_is_no_mathematics():
+    figure = Figure(figsize=(2, 2))
+    axes = figure.add_subplot()
+    axes.plot([1, 1000], [1, 1000], label=r"$\frac$")
+    axes.loglog()
+    axes.set_title(r"class $x^$")
+    axes.legend()
+    assert png(figure).startswith(b"\x89PNG")
+    assert axes.title.get_parse_math() is False
+    assert all(label.get_parse_math() for label in axes.get_xticklabels())

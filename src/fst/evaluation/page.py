@@ -14,6 +14,7 @@ from pathlib import Path
 from string import Template
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from fst.data.errors import DataError, writing
 from fst.evaluation.tables import Table
@@ -99,6 +100,15 @@ def pictures_written(folder: Path) -> set[str]:
 
 def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
+    # Names may hold dollar signs, which are no mathematics; powers of ten at ticks are.
+    ticks = [
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for label in axis.get_ticklabels(which="both")
+    ]
+    for text in figure.findobj(Text):
+        text.set_parse_math(text in ticks)
     # Without the version of the library, the same figure is the same file.
     figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
     return buffer.getvalue()
