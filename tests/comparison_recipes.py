@@ -74,7 +74,7 @@ class Launches:
         self.seen: list[str] = []
         self.faults = faults
 
-    def __call__(self, folder, model, number, data, device, lock) -> int:
+    def __call__(self, folder, model, number, data, device) -> int:
         self.seen.append(folder.run(model, number).name)
         fault = self.faults.get(model)
         return attempt(folder, model, number, data, device) if fault is None else fault()

@@ -18,7 +18,6 @@ CHECKED = [
     "ablations",
     "layer",
     "evaluation_points",
-    "metrics",
     "classifiers",
     "vision",
     "baselines.vit",

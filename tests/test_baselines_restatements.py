@@ -198,10 +198,7 @@ def test_perceiver_io_equals_its_restatement(problem):
     model = stirred_baseline(config).double()
     weights = weights_of(model)
     expected = perceiver_io(weights, config, observations, queries.numpy())
-    # The frequencies of γ are held in float32, as they are on a GPU.
-    np.testing.assert_allclose(
-        model(observations)(queries).detach().numpy(), expected, rtol=1e-5, atol=1e-5
-    )
+    assert_equal_to_ten_digits(model(observations)(queries), expected)
 
 
 @pytest.mark.parametrize("condition", [None, torch.tensor([[0.01], [2.0]])])

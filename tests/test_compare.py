@@ -22,13 +22,13 @@ from fst.commands import contestant
 from fst.commands import train as train_command
 from fst.commands.compare import compare
 from fst.commands.contestant import ComparisonFolder
-from fst.commands.kept import held
 from fst.evaluation.comparison import PAPER, SPREAD
 from fst.evaluation.runs import read_run
 from fst.recipes import find
 from fst.recipes.comparison import models_of
 from fst.training.budget import Calibration, StepBudget
 from fst.training.errors import TrainingError
+from fst.training.run_folder import held
 
 TASK, MODELS = "burgers-single", ("fst", "deeponet")
 BUDGET = "20steps"

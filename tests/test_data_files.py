@@ -1,5 +1,6 @@
 """Published and made files are read alike, a little at a time; bad ones give one clear error."""
 
+import os
 import pickle
 import zipfile
 from dataclasses import replace
@@ -22,7 +23,15 @@ from data_examples import (
     write_fields,
     write_published,
 )
-from fst.data import DataError, check_file, check_folder, darcy, pdebench, write_points
+from fst.data import (
+    DataError,
+    check_file,
+    check_folder,
+    darcy,
+    pdebench,
+    read_points,
+    write_points,
+)
 from fst.data.neuraloperator_files import open_fields
 from fst.data.pdebench import open_trajectories
 from fst.data.views import boundary_observation_indices, subset_indices
@@ -392,3 +401,69 @@ class TestCheck:
 def test_opening_reads_the_layout(tmp_path):
     file = open_trajectories(write_published(tmp_path))
     assert (file.rows, file.grid, file.partition, file.law) == (30, (TIMES, POINTS), None, None)
+
+
+OUTSIDE = {
+    "an external link": lambda file, other: file.__setitem__(
+        "t-coordinate", h5py.ExternalLink(other, "t-coordinate")
+    ),
+    "a link to a pipe": lambda file, other: file.__setitem__(
+        "t-coordinate", h5py.ExternalLink(other.with_name("pipe"), "/")
+    ),
+    "external storage": lambda file, other: file.create_dataset(
+        "t-coordinate", (22,), "float32", external=[(str(other), 0, h5py.h5f.UNLIMITED)]
+    ),
+    "a virtual dataset": lambda file, other: file.create_virtual_dataset(
+        "t-coordinate", virtual_layout(other)
+    ),
+    "a link in a group": lambda file, other: file.create_group("split").__setitem__(
+        "training", h5py.ExternalLink(other, "t-coordinate")
+    ),
+}
+
+
+def virtual_layout(other: Path) -> h5py.VirtualLayout:
+    layout = h5py.VirtualLayout((22,), "float32")
+    layout[:] = h5py.VirtualSource(other, "t-coordinate", (22,), "float32")
+    return layout
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_nothing_outside_an_hdf5_file_is_read(tmp_path, name):
+    other = write_published(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "given").mkdir()
+    given = write_published(tmp_path / "given")
+    with h5py.File(given, "r+") as file:
+        if name != "a link in a group":
+            del file["t-coordinate"]
+        OUTSIDE[name](file, other)
+    for read in (open_trajectories, check_file, read_points):
+        with pytest.raises(
+            DataError, match=rf"{given.name}: .* lies in another file, which is not read"
+        ):
+            read(given)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.h5")
+    with pytest.raises(DataError, match="is not a regular file"):
+        read_points(tmp_path / "pipe.h5")
+
+
+NOT_STORED = {
+    "sparse": torch.ones(3, 4, 4).to_sparse(),
+    "meta": torch.ones(3, 4, 4, device="meta"),
+    "repeated": torch.ones(1, 1, 1).expand(10_000, 4_000, 4_000),
+}
+
+
+@pytest.mark.parametrize("name", NOT_STORED)
+def test_tensors_that_are_not_stored_are_refused(tmp_path, name):
+    path = tmp_path / "darcy_train_4.pt"
+    torch.save({"x": torch.ones(3, 4, 4) > 0, "y": NOT_STORED[name]}, path)
+    with pytest.raises(DataError) as error:
+        open_fields(path)
+    assert "the numbers of y are not all stored" in one_line(error, path)

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data_examples import DOMAIN
+from fst.cli import main
 from fst.data import DataError, PointData, PointSample, check_file, write_points
+from tiny import TRAINING
 
 
 def sample(*targets: list[float], mask: list[bool] | None = None) -> PointSample:
@@ -30,7 +33,7 @@ class TestTargets:
 
     SPLITS = {"training": [0, 1], "validation": [2, 3], "test": [4, 5]}  # noqa: RUF012
 
-    @pytest.mark.parametrize("wrong", [0.0, 1e-30, 1e30])
+    @pytest.mark.parametrize("wrong", [0.0, 1e-30, 1e-22, 1e-16, 1e18, 1e30])
     @pytest.mark.parametrize("row", range(6))
     def test_samples_without_a_relative_error_are_named(self, path, wrong, row):
         numbers = [1.0] * 6
@@ -42,6 +45,27 @@ class TestTargets:
         (PointData().load_test if row < 4 else PointData().load)(path)  # the others are good
         with pytest.raises(DataError, match=message):
             check_file(path)
+
+    def test_a_sample_much_smaller_than_the_others_is_not_learned_from(self, path):
+        """Its first gradient would overflow; in a test it is only a large error."""
+        write_points(path, with_targets(1.0, 1e-9, 1.0, 1.0, 1e-9, 1.0), DOMAIN, splits=self.SPLITS)
+        with pytest.raises(DataError, match="beside the others, as they are in sample 1;"):
+            PointData().load(path)
+        PointData().load_test(path)
+
+    @pytest.mark.parametrize("size", [1e-14, 1e-4, 1e4, 1e14])
+    def test_any_unit_in_between_can_be_learned(self, path, tmp_path, size):
+        random = np.random.default_rng(0)
+        samples = [
+            PointSample([[0.5, 0.0]], [[size]], random.random((4, 2)), size * random.random((4, 1)))
+            for _ in range(9)
+        ]
+        write_points(path, samples, DOMAIN)
+        small = "--model.width 16 --model.heads 2 --model.rows 2 --model.anchors-per-row 2 "
+        small += "--model.points-from-anchors 4 --model.points-from-sobol 4"
+        words = [*small.split(), *TRAINING, "--device", "cpu", "--data", path]
+        words += ["--out", tmp_path / "run"]
+        assert main(["train", "own/fst", *map(str, words)]) == 0
 
     def test_all_of_them_are_named_across_blocks(self, path, monkeypatch):
         monkeypatch.setattr("fst.data.check._BLOCK_SAMPLES", 2)

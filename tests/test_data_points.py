@@ -53,6 +53,24 @@ class TestRoundTrip:
             for ours, theirs in zip(arrays(got), arrays(wanted), strict=True):
                 assert np.array_equal(ours, theirs)
 
+    @pytest.mark.parametrize("nested", [False, True])
+    def test_what_a_masked_array_hides_is_left_out(self, path, nested):
+        """netCDF readers return such arrays, with any number in the hidden places."""
+        hidden = np.ma.array([[1.0], [9e36], [3.0]], mask=[[False], [True], [False]])
+        where = np.array([[0.1, 0.0], [0.2, 0.0], [0.3, 0.0]])
+        given = list(hidden) if nested else hidden
+        sample = PointSample(where, given, np.ma.array(where), given, np.ma.array([2.0]))
+        write_points(path, [sample], DOMAIN)
+        (got,) = read_points(path)
+        for positions, values in ((got.positions, got.values), (got.queries, got.targets)):
+            assert np.array_equal(positions, where[[0, 2]].astype(np.float32))
+            assert np.array_equal(values, [[1.0], [3.0]])
+        masked = PointSample(where, hidden, where, hidden, np.ma.masked_all(1))
+        with pytest.raises(
+            ValueError, match=r"condition must .* got shape \(1,\) with masked ones"
+        ):
+            write_points(path, [masked], DOMAIN, force=True)
+
     def test_samples_arrive_one_at_a_time_and_are_flushed_in_parts(self, path, monkeypatch):
         monkeypatch.setattr("fst.data.point_writer._FLUSH_POINTS", 40)
         samples = point_samples(30)
@@ -169,6 +187,15 @@ class TestWriterMistakes:
             (changed(targets=torch.ones(1, 1) * 1j), "sample 1: targets must be real numbers"),
             (changed(positions=np.ones((2, 2), complex)), "sample 1: positions must be real"),
             (changed(condition=np.array([1j])), "sample 1: condition must be real numbers"),
+            (
+                changed(values=np.array([["2024-01-01"], ["2024-01-02"]], "datetime64[D]")),
+                "sample 1: values must be real numbers, got datetime64.D.; give the time since",
+            ),
+            (changed(targets=np.array([[3]], "timedelta64[s]")), r"divide it by a unit"),
+            (changed(values=[["1"], ["2"]]), "sample 1: values must be real numbers, got <U1"),
+            (changed(values=[[None], [2.0]]), "sample 1: values must be real numbers, got object"),
+            (changed(values=[[1.0], [2.0, 3.0]]), "sample 1: values must be an array of numbers"),
+            (changed(targets=np.ma.masked_all((1, 1))), "must hold at least one point"),
         ],
     )
     def test_a_bad_sample_is_named_and_nothing_is_left(self, path, sample, message):

@@ -3,6 +3,8 @@
 import os
 import pickle
 import tarfile
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,8 +12,8 @@ import pytest
 from PIL import Image
 
 from fst.commands import data as commands
-from fst.data import DataError, ImageData
-from fst.data.image_decoding import ImageError, View, decode
+from fst.data import DataError, ImageData, image_decoding
+from fst.data.image_decoding import ImageError, View, decoding
 from fst.data.images import Skipped, find_images, find_split
 from image_examples import (
     CLASSES,
@@ -147,6 +149,11 @@ ORIENTED = Image.Exif()
 ORIENTED[0x0112] = 6  # stored lying on its left side
 
 
+def decode(data: bytes) -> Image.Image:
+    with decoding(data) as image:
+        return image
+
+
 @pytest.mark.parametrize(
     ("data", "expected", "tolerance"),
     [
@@ -190,12 +197,43 @@ def test_bad_files_are_named_with_a_reason(monkeypatch):
     assert reasons["plum/words.jpg"] == "is not an image"
     assert "truncated" in reasons["apple/cut.jpg"]
     assert "floating-point" in reasons["apple/float.tif"]
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.warns(Image.DecompressionBombWarning), pytest.raises(ImageError) as caught:
+    monkeypatch.setattr(image_decoding, "MEMORY", 1000 * image_decoding.BYTES_PER_PIXEL)
+    with pytest.raises(ImageError) as caught:
         decode(encoded(picture(size=(40, 40))))
     assert str(caught.value) == "has 40 × 40 pixels, more than 1,000"
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(ImageError, match="could be decompression bomb"):
         decode(encoded(picture(size=(60, 60))))
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PDF", "ICO", "PCX"])
+def test_other_kinds_are_not_opened_whatever_their_name(kind, monkeypatch):
+    """PostScript is a program, which Pillow hands to Ghostscript."""
+    monkeypatch.setattr("subprocess.check_call", pytest.fail)
+    monkeypatch.setattr("subprocess.run", pytest.fail)
+    with pytest.raises(ImageError, match="is not an image"):
+        decode(encoded(RGB, kind))
+
+
+def test_all_threads_together_keep_to_the_limit(monkeypatch):
+    """Each alone would fit; a small one need not wait for a large one that does."""
+    sizes, held, most = (30, 30, 20, 30, 20, 10), [], []
+    monkeypatch.setattr(image_decoding, "MEMORY", 1000 * image_decoding.BYTES_PER_PIXEL)
+    files = [encoded(picture(size=(size, size))) for size in sizes]
+    together = threading.Barrier(len(files))
+
+    def use(data: bytes) -> None:
+        together.wait()
+        with decoding(data) as image:
+            held.append(image.size[0] ** 2)
+            most.append(sum(held))
+            time.sleep(0.02)
+            held.remove(image.size[0] ** 2)
+
+    with ThreadPoolExecutor(len(files)) as pool:
+        list(pool.map(use, files))
+    assert len(most) == len(files)
+    assert max(most) <= 1000
 
 
 @pytest.mark.parametrize("size", [(40, 48), (61, 37), (64, 64), (20, 23), (33, 200)])
@@ -275,3 +313,33 @@ def test_a_named_pipe_among_the_images_is_not_waited_for(tmp_path):
     samples = ImageData(image_size=(8, 8), resize=8).load_test(tmp_path).samples
     assert [item.name for item in samples.skipped] == ["val/apple/pipe.png"]
     assert "not a regular file" in samples.skipped[0].reason
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A tar header of any size, negative ones included."""
+    block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
+    block[156:157] = kind
+    block[124:136] = size.to_bytes(12, "big", signed=True) if size < 0 else b"%011o\0" % size
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+PAX = b"14 size=-1024\n"
+ENDLESS = {
+    "a size below zero": header("a/x.png", 0) + header("a/y.png", -512),
+    "at the start": header("a/x.png", -1024),
+    "a sparse file": header("a/x.png", 0) + header("a/y.png", -512, tarfile.GNUTYPE_SPARSE),
+    "a size in a record of its own": header("pax", len(PAX), tarfile.XHDTYPE)
+    + PAX.ljust(512, b"\0") + header("a/y.png", 0),
+    "a long name": header("a/x.png", 0) + header("a/y.png", -512, tarfile.GNUTYPE_LONGNAME),
+}  # fmt: skip
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_tar_that_would_never_end_is_named(tmp_path, name):
+    (tmp_path / "train.tar").write_bytes(ENDLESS[name].ljust(10_240, b"\0"))
+    for path in (tmp_path / "train.tar", tmp_path):
+        with pytest.raises(DataError, match=r"train\.tar: "):
+            find_images(path) if path.is_file() else find_split(path, "train")

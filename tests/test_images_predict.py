@@ -13,7 +13,7 @@ from fst.baselines import ViTConfig
 from fst.cli import USER_ERROR, main
 from fst.commands.predict_images import predict_images
 from fst.data.errors import DataError
-from fst.data.image_decoding import View, decode
+from fst.data.image_decoding import View, decoding
 from image_fakes import encoded, image_files, picture, write_folder, write_tar
 from small import small_config, small_model
 
@@ -44,7 +44,8 @@ def expected(folder, data, resize):
     from fst.classifiers import Classifier
 
     model = Classifier.from_pretrained(folder)
-    pixels = View.evaluation((16, 16), resize)(decode(data))
+    with decoding(data) as image:
+        pixels = View.evaluation((16, 16), resize)(image)
     with torch.no_grad():
         return model(torch.from_numpy(pixels)[None].float() / 255).softmax(-1)[0].numpy()
 

@@ -133,7 +133,7 @@ def test_a_twentieth_is_held_out(folder):
 
 def test_other_images_are_noticed(folder, tmp_path):
     data = ImageData(image_size=(16, 16), resize=16)
-    training, validation = data.load(folder)
+    training, _ = data.load(folder)
     images = training.samples
     described = describe(images)
     assert (described["training_samples"], described["class_names"]) == (
@@ -141,12 +141,12 @@ def test_other_images_are_noticed(folder, tmp_path):
         ["blue", "green", "red"],
     )
     (tmp_path / "run.json").write_text(json.dumps(described))
-    check_same_data(tmp_path, folder, images, validation.samples)
+    check_same_data(tmp_path, data, folder, images)
     write_folder(tmp_path / "other" / "train", image_files(9, start=1))
     write_folder(tmp_path / "other" / "val", image_files(2))
-    training, validation = data.load(tmp_path / "other")
+    training, _ = data.load(tmp_path / "other")
     with pytest.raises(TrainingError, match="are not those that .*fingerprint was"):
-        check_same_data(tmp_path, tmp_path / "other", training.samples, validation.samples)
+        check_same_data(tmp_path, data, tmp_path / "other", training.samples)
 
 
 def test_own_images_must_be_named(tmp_path):

@@ -2,8 +2,11 @@
 
 import json
 import pickle
+import sys
+from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
 import torch
 
 import fst
@@ -61,6 +64,17 @@ DAMAGE = {
     "weights do not fit": lambda d: d["config"].__setitem__("width", 32),
     "not a model description": lambda d: d.pop("model"),
     "holds a 'Unknown'": lambda d: d.__setitem__("model", "Unknown"),
+    "holds a 'Operator', expected": lambda d: d.__setitem__("model", "Operator"),
+    "holds a 'Model', expected": lambda d: d.__setitem__("model", "Model"),
+    "holds a ..'a'...": lambda d: d.__setitem__("model", ["a"]),
+    "refinement_steps must be at most 256": lambda d: d["config"].update(refinement_steps=10**9),
+    "points_from_sobol must be at most": lambda d: d["config"].update(points_from_sobol=10**12),
+    "predictor_blocks must be at most": lambda d: d["config"].update(predictor_blocks=10**9),
+    "rows must be at most 1,048,576": lambda d: d["config"].update(rows=[10**7]),
+    "weights do not fit: predict_anchors.tokens": lambda d: d["config"].update(
+        rows=[2**20], anchors_per_row=2**10
+    ),
+    "weights do not fit: .* must be .1048576": lambda d: d["config"].update(width=2**20),
 }
 
 
@@ -70,6 +84,51 @@ def test_a_damaged_description_is_named(saved, message):
     damage(folder, DAMAGE[message])
     with pytest.raises(PretrainedError, match=message):
         fst.from_pretrained(folder)
+
+
+def test_a_description_that_is_nested_beyond_reason_is_named(saved):
+    _, folder = saved
+    (folder / "config.json").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(PretrainedError, match="config.json: not a model description: nested"):
+        fst.from_pretrained(folder)
+
+
+def test_a_changed_weight_is_detected(saved):
+    _, folder = saved
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(PretrainedError, match="model.safetensors: damaged: its SHA-256 differs"):
+        fst.from_pretrained(folder)
+
+
+def test_weights_of_older_versions_carry_no_digest(saved):
+    model, folder = saved
+    safetensors.torch.save_file(model.state_dict(), folder / "model.safetensors")
+    loaded = fst.from_pretrained(folder)
+    assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))
+
+
+def test_the_hub_is_asked_by_its_own_name_alone(monkeypatch, saved):
+    asked = []
+
+    def download(name, allow_patterns):
+        asked.append((name, allow_patterns))
+        return str(saved[1])
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=download))
+    for name in ("owner/name", "runs/nosuch", "nosuch", "hf:/owner/name"):
+        with pytest.raises(PretrainedError, match=f"{name}: there is no such folder"):
+            fst.from_pretrained(name)
+    for name in ("hf://name", "hf://owner/name/more", "hf://../name?", "hf://"):
+        with pytest.raises(PretrainedError, match="a model on the hub is named hf://owner/name"):
+            fst.from_pretrained(name)
+    assert asked == []
+    assert type(fst.from_pretrained("hf://owner/some-name")) is FunctionSpaceTransformer
+    assert asked == [("owner/some-name", ["model.safetensors", "config.json"])]
+    with pytest.raises(TypeError, match="source must be a folder or hf://owner/name, got int"):
+        fst.from_pretrained(3)
 
 
 def test_truncated_weights_are_detected(saved):

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fst import Domain, FunctionSpaceConfig, Observations
+from fst.base import build_model as build
+from fst.types import check_length_scales
 from small import config_on, small_config, small_model
 
 MODEL = small_model()
@@ -229,3 +231,31 @@ def test_observations_move():
 def test_the_paper_configuration_is_the_default():
     config = FunctionSpaceConfig()
     assert (config.anchors, config.row_count, config.domain.axes) == (1024, 32, 2)
+
+
+@pytest.mark.parametrize("number", [1e16, 1e25, -1e30])
+def test_numbers_that_would_become_nan_are_refused(number):
+    """Finite, but not any more when a network squares them."""
+    model = build(small_config(condition_channels=1))
+    given = {"values": torch.randn(2, 5, 1), "condition": torch.rand(2, 1)}
+    for name in given:
+        changed = {key: value.clone() for key, value in given.items()}
+        changed[name][(1, 3)[: changed[name].ndim - 1]] = number
+        with pytest.raises(ValueError, match=rf"{name} must be within 1e\+15 standard deviations"):
+            model(Observations(torch.rand(2, 5, 2), **changed))
+    changed = {"values": given["values"].clone(), "condition": given["condition"]}
+    changed["values"][0, 0] = number
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    mask[0, 0] = False  # padding may be anything
+    field = model(Observations(torch.rand(2, 5, 2), **changed, mask=mask))
+    assert field(torch.rand(2, 3, 2)).isfinite().all()
+
+
+def test_length_scales_that_would_become_nan_are_refused():
+    points, anchors = torch.rand(1, 3, 2), torch.rand(1, 4, 2)
+    check_length_scales(torch.full((1, 4, 2), 1e-15), points, anchors)
+    for wrong, message in ((0.0, "must be positive"), (1e-30, "must be at least")):
+        scales = torch.full((1, 4, 2), 0.1)
+        scales[0, 2, 1] = wrong
+        with pytest.raises(ValueError, match=f"length_scales {message}"):
+            check_length_scales(scales, points, anchors)

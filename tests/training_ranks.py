@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fst.training import Interrupted
+from fst.training import Interrupted, TrainingError, run_folder
 from fst.training.loop import build_accelerator
 from fst.training.processes import end
 from fst.training.trainer import Trainer
@@ -52,9 +52,19 @@ def equal_weights() -> bool:
     return torch.equal(one, other)
 
 
+def refused_by_a_lock(path: Path) -> None:
+    """A folder in which another process is at work: all learn of it, and none waits for ever."""
+    run_folder.PATIENCE = 0.5
+    try:
+        tiny_train(path, RANKS_SETTINGS)
+    except TrainingError as error:
+        print(f"rank {os.environ['RANK']} refused: {error}")
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     tiny_train(folder / "two", RANKS_SETTINGS)
+    refused_by_a_lock(folder / "busy")
     interrupted_on_one_process(folder / "interrupted")
     tiny_train(folder / "interrupted", RANKS_SETTINGS, resume=True)
     tiny_train(folder / "two-muon", MUON_RANKS_SETTINGS)

@@ -42,7 +42,7 @@ __all__ = [
 
 
 def from_pretrained(source: str | Path) -> Model:
-    """The model, of whatever kind, in a local folder or under that name on the Hugging Face hub."""
+    """The model, of whatever kind, in a local folder or, by hf://owner/name, on the hub."""
     for models in ("fst.baselines", "fst.vision"):  # so that their classes are known
         importlib.import_module(models)
     return Model.from_pretrained(source)

@@ -9,6 +9,7 @@ from abc import ABC
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
+import torch
 from torch import nn
 
 from fst import pretrained
@@ -53,26 +54,32 @@ class Model(nn.Module, ABC):
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> Self:
-        """The model saved in a local folder, or under that name on the Hugging Face hub.
+        """The model saved in a local folder or, by hf://owner/name, on the Hugging Face hub.
 
         Called on `Model` it loads any model; called on a class, only that class and its kin.
         """
         folder = pretrained.find(source)
         name, config, weights = pretrained.read(folder)
-        known = {kind.__name__: kind for kind in _family(cls)}
+        # Classes without a configuration are there to be inherited from.
+        known = {kind.__name__: kind for kind in _family(cls) if hasattr(kind, "config_type")}
         name = FORMER_NAMES.get(name, name)
         if name not in known:
             raise pretrained.PretrainedError(
                 f"{folder}: holds a {name!r}, expected one of {', '.join(sorted(known))}"
             )
         kind = known[name]
-        # Every model is constructed from its configuration alone.
-        build: Any = kind
-        model = build(pretrained.from_json(config, kind.config_type, str(folder)))
+        described: Any = pretrained.from_json(config, kind.config_type, str(folder))
+        pretrained.check_sizes(described, str(folder))
+        build: Any = kind  # every model is constructed from its configuration alone
         try:
-            model.load_state_dict(weights)
-        except RuntimeError as error:
-            raise pretrained.PretrainedError(f"{folder}: weights do not fit: {error}") from None
+            with torch.device("meta"):  # shapes alone: nothing is allocated for a wrong size
+                expected = {name: t.shape for name, t in build(described).state_dict().items()}
+            pretrained.check_shapes(weights, expected, str(folder))
+            model = build(described)
+        except (RuntimeError, MemoryError, ImportError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise pretrained.PretrainedError(f"{folder}: cannot be built: {reason}") from error
+        model.load_state_dict(weights)
         return model
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 from tyro.conf import AvoidSubcommands, Positional, arg
 from tyro.extras import SubcommandApp
 
@@ -33,6 +32,7 @@ from fst.recipes import find, own_images
 from fst.recipes.comparison import CompileMode
 from fst.recipes.recipe import Recipe
 from fst.recipes.search import MORE_STEPS, RATES, STEPS
+from fst.terminal import Terminal, one_line
 from fst.training.errors import Interrupted, TrainingError
 from fst.training.processes import end
 
@@ -42,7 +42,7 @@ ERRORS = (ValueError, TrainingError)
 
 app = SubcommandApp()
 data_app = SubcommandApp()
-console = Console()
+console = Terminal()
 
 
 @app.command(name="recipes")
@@ -209,7 +209,7 @@ def predict(
     """Ask a trained model for values at queries, or a classifier for the classes of images.
 
     Args:
-        run: A run folder, a folder of save_pretrained, or a name on the Hugging Face hub.
+        run: A run folder, a folder of save_pretrained, or hf://owner/name for the hub.
         out: File for the answer, .npz or .h5; for images .csv.
         observations: What was observed: an fst point file (.h5), .npz or .csv.
         queries: Where to ask: a file of the same kinds, or a grid such as 201x1024.
@@ -353,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         end(0)
     except Interrupted as interruption:
         if os.environ.get("RANK", "0") == "0":  # one voice for all processes
-            print(f"fst: {interruption}", file=sys.stderr)
+            print(f"fst: {one_line(interruption)}", file=sys.stderr)
         end(INTERRUPTED)  # all stopped at the same step
         return INTERRUPTED
     except KeyboardInterrupt:
@@ -362,7 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fst: interrupted{hint}", file=sys.stderr)
         return INTERRUPTED
     except ERRORS as error:
-        print(f"fst: error: {error}", file=sys.stderr)
+        print(f"fst: error: {one_line(error)}", file=sys.stderr)
         return USER_ERROR
     return 0
 

@@ -14,6 +14,15 @@ def squared_relative_l2(
     mask: Bool[Tensor, "b q"] | None = None,
 ) -> Float[Tensor, " b"]:
     """‖prediction - target‖² / ‖target‖² for each solution."""
+    if prediction.shape != target.shape:  # they would be broadcast
+        raise ValueError(
+            f"prediction must have the shape of target, {tuple(target.shape)}, "
+            f"got {tuple(prediction.shape)}"
+        )
+    if mask is not None and mask.shape != target.shape[:2]:
+        raise ValueError(
+            f"mask must have the shape {tuple(target.shape[:2])}, got {tuple(mask.shape)}"
+        )
     wide = torch.promote_types(torch.float32, target.dtype)
     difference = (prediction.to(wide) - target.to(wide)).square().sum(dim=-1)
     reference = target.to(wide).square().sum(dim=-1)
@@ -34,6 +43,11 @@ def relative_l2(
 
 def label_ranks(scores: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
     """How many classes come before the right one; of equal scores, the lower class number does."""
+    if scores.shape[:1] != labels.shape:
+        raise ValueError(
+            f"labels must have the shape ({len(scores)},) to match scores, "
+            f"got {tuple(labels.shape)}"
+        )
     own = scores.gather(1, labels[:, None])
     earlier = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
     return ((scores > own) | ((scores == own) & earlier)).sum(dim=1)

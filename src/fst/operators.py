@@ -15,6 +15,9 @@ from fst.base import Model
 from fst.evaluation_points import PointDraws
 from fst.types import Domain, Observations, check_observations, check_queries
 
+# Standardised numbers beyond this would overflow when a network squares them in float32.
+LARGEST_STANDARDIZED = 1e15
+
 # Numbers held at once while a chunk of queries is decoded: weights, logits and hidden layers. A
 # GPU wants many at a time; a CPU is several times faster when they stay in its cache.
 CHUNK_NUMBERS = {"cpu": 2**22, "cuda": 2**25}
@@ -46,6 +49,17 @@ class Standardization(nn.Module):
 
     def forward(self, values: Float[Tensor, "b n v"]) -> Float[Tensor, "b n v"]:
         return (values - self.mean) / self.deviation
+
+    def check(self, name: str, values: Float[Tensor, "... v"], mask: Tensor | None = None) -> None:
+        """Raise where a finite number is so far from the mean that it would become NaN."""
+        far = self(values).abs().amax(dim=-1) > LARGEST_STANDARDIZED
+        far = far if mask is None else far & mask
+        if bool(far.any()):
+            where = tuple(far.nonzero()[0].tolist())
+            raise ValueError(
+                f"{name} must be within {LARGEST_STANDARDIZED:g} standard deviations of the mean "
+                f"that the model was trained with, got {values[where].tolist()} at index {where}"
+            )
 
     def restore(self, values: Float[Tensor, "b q c"]) -> Float[Tensor, "b q c"]:
         # Under autocast the prediction may be bfloat16; the original units deserve better.
@@ -79,6 +93,7 @@ class ConditionChannels(nn.Module):
                 "condition must be positive: this model takes its logarithm, "
                 f"got {condition.min().item()}"
             )
+        self.standardize.check("condition", self.prepare(condition))
 
     def forward(self, condition: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
         return self.standardize(self.prepare(condition))
@@ -127,10 +142,6 @@ class Operator(Model):
     def check(self, observations: Observations) -> None:
         """Raise unless the observations fit this model in channels, domain, dtype and device."""
         check_observations(observations, self.domain, self.value_channels, self.condition_channels)
-        if observations.condition is not None:
-            for module in self.modules():
-                if isinstance(module, ConditionChannels):
-                    module.check(observations.condition)
         parameter = next(self.parameters())
         if observations.values.dtype != parameter.dtype:
             raise TypeError(
@@ -142,6 +153,11 @@ class Operator(Model):
                 f"observations are on {observations.values.device}, "
                 f"but the model is on {parameter.device}"
             )
+        self.standardize_values.check("values", observations.values, observations.mask)
+        if observations.condition is not None:
+            for module in self.modules():
+                if isinstance(module, ConditionChannels):
+                    module.check(observations.condition)
 
     def standardize_condition(self, conditions: Float[Tensor, "n c"]) -> None:
         """Take the statistics of the conditions of the training data."""

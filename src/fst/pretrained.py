@@ -1,20 +1,27 @@
 """Models on disk: `model.safetensors` beside `config.json`. Nothing is ever unpickled.
 
 The configuration is a dataclass; the JSON names the model's class and spells its fields, and is
-checked field by field when it is read.
+checked field by field when it is read. The weights carry a digest of themselves, and are compared
+with it.
 """
 
+import hashlib
 import json
+import math
 import os
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
 import cattrs
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+HUB = "hf://"
+DIGEST = "sha256"  # in the metadata of the weights
 Config = TypeVar("Config")
 
 converter = cattrs.Converter(forbid_extra_keys=True)
@@ -42,6 +49,14 @@ class PretrainedError(ValueError):
     """A folder does not hold a model that can be loaded."""
 
 
+def parse_json(text: str | bytes) -> Any:
+    """What JSON text says; ValueError where it says nothing, or is nested beyond reason."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def to_json(config: object) -> dict[str, Any]:
     """A configuration as plain JSON values."""
     return converter.unstructure(config)
@@ -54,6 +69,27 @@ def from_json(data: object, kind: type[Config], source: str) -> Config:
     except (cattrs.BaseValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
         reasons = "; ".join(cattrs.transform_error(error, path=kind.__name__))
         raise PretrainedError(f"{source}: not a valid {kind.__name__}: {reasons}") from None
+
+
+# Sizes beyond these are no model's, and some would take all memory or time before weights are
+# compared with them.
+LARGEST_SIZE = 2**20
+LARGEST = {
+    "refinement_steps": 256,
+    "layers": 256,
+    "predictor_blocks": 256,
+    "points_from_anchors": 2**16,
+    "points_from_sobol": 2**16,
+}
+
+
+def check_sizes(config: object, source: str) -> None:
+    """Raise where a configuration from elsewhere asks for sizes that no model has."""
+    for name, value in vars(config).items():
+        largest = LARGEST.get(name, math.inf if name.endswith("seed") else LARGEST_SIZE)
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, int) and number > largest for number in numbers):
+            raise PretrainedError(f"{source}: {name} must be at most {largest:,}, got {value}")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -70,30 +106,59 @@ def save(name: str, config: object, weights: dict[str, Tensor], folder: Path) ->
     """Write a model's weights and configuration into `folder`, which is made if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
-    write_atomically(folder / WEIGHTS, safetensors.torch.save(plain))
+    data = safetensors.torch.save(plain, metadata={DIGEST: digest(plain)})
+    write_atomically(folder / WEIGHTS, data)
     description = {"model": name, "config": to_json(config)}
     write_atomically(folder / CONFIG, (json.dumps(description, indent=2) + "\n").encode())
 
 
+def digest(weights: dict[str, Tensor]) -> str:
+    """Of all weights with their names, kinds and shapes."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
 def find(source: str | Path) -> Path:
-    """A local folder with a model, or a download of that name from the Hugging Face hub."""
-    folder = Path(source)
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or len(folder.parts) != 2:
-        raise PretrainedError(f"{source}: no such folder (a hub model is named owner/name)")
+    """A local folder with a model or, for hf://owner/name, a download from the Hugging Face hub."""
+    if not isinstance(source, str | Path):
+        raise TypeError(f"source must be a folder or {HUB}owner/name, got {type(source).__name__}")
+    if str(source).startswith(HUB):
+        return _download(str(source))
+    if not Path(source).is_dir():
+        raise PretrainedError(
+            f"{source}: there is no such folder (a model on the Hugging Face hub is named "
+            f"{HUB}owner/name)"
+        )
+    return Path(source)
+
+
+def _download(source: str) -> Path:
+    name = source.removeprefix(HUB)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise PretrainedError(f"{source}: a model on the hub is named {HUB}owner/name")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise PretrainedError(
-            f"{source}: no such folder; to load from the hub, install fst[hub]"
-        ) from None
+        raise PretrainedError(f"{source}: to load from the hub, install fst[hub]") from None
     try:
-        return Path(snapshot_download(str(source), allow_patterns=[WEIGHTS, CONFIG]))
+        return Path(snapshot_download(name, allow_patterns=[WEIGHTS, CONFIG]))
     except Exception as error:
-        raise PretrainedError(
-            f"{source}: no such folder, and the Hugging Face hub did not give it: {error}"
-        ) from None
+        reason = str(error).strip().partition("\n")[0]
+        raise PretrainedError(f"{source}: the Hugging Face hub did not give it: {reason}") from None
+
+
+def check_shapes(weights: dict[str, Tensor], expected: dict[str, torch.Size], source: str) -> None:
+    """Raise unless the weights are those of a model, by name and shape."""
+    for name in {**expected, **weights}:
+        wanted = tuple(expected[name]) if name in expected else "none"
+        found = tuple(weights[name].shape) if name in weights else "none"
+        if wanted != found:
+            raise PretrainedError(
+                f"{source}: weights do not fit: {name} must be {wanted}, got {found}"
+            )
 
 
 def read(folder: Path) -> tuple[str, object, dict[str, Tensor]]:
@@ -104,12 +169,16 @@ def read(folder: Path) -> tuple[str, object, dict[str, Tensor]]:
             hint = f"; its best weights are in {best}" if (best / name).is_file() else ""
             raise PretrainedError(f"{folder}: {name} is missing{hint}")
     try:
-        description = json.loads((folder / CONFIG).read_text())
-        name, config = description["model"], description["config"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        description = parse_json((folder / CONFIG).read_text())
+        name, config = str(description["model"]), description["config"]
+    except (ValueError, KeyError, TypeError) as error:
         raise PretrainedError(f"{folder / CONFIG}: not a model description: {error}") from None
     try:
-        weights = safetensors.torch.load_file(folder / WEIGHTS)
+        with safetensors.safe_open(folder / WEIGHTS, "pt") as file:
+            stored = (file.metadata() or {}).get(DIGEST)
+            weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError) as error:
         raise PretrainedError(f"{folder / WEIGHTS}: damaged or incomplete: {error}") from None
+    if stored is not None and stored != digest(weights):  # older versions stored none
+        raise PretrainedError(f"{folder / WEIGHTS}: damaged: its SHA-256 differs")
     return name, config, weights

@@ -16,6 +16,8 @@ from torch import Tensor
 
 # Coordinates computed in float32 may leave the domain by rounding; anything beyond is a mistake.
 DOMAIN_TOLERANCE = 1e-5
+# A distance in length scales is squared in float32, which ends at 3e38.
+LARGEST_RATIO = 1e18
 
 
 def check_tensor(name: str, value: object, shape: str, *, dtype: torch.dtype | None = None) -> None:
@@ -215,6 +217,23 @@ def check_neighbors(neighbors: int | None) -> None:
         raise TypeError(f"neighbors must be a whole number, got {neighbors!r}")
     if neighbors < 1:
         raise ValueError(f"neighbors must be at least 1, got {neighbors}")
+
+
+def check_length_scales(
+    length_scales: Float[Tensor, "b m s"],
+    points: Float[Tensor, "b q s"],
+    anchors: Float[Tensor, "b m s"],
+) -> None:
+    """Raise unless all are positive and no distance over a length scale overflows when squared."""
+    shortest = length_scales.min().item()
+    if not shortest > 0:
+        raise ValueError(f"length_scales must be positive, got {shortest}")
+    farthest = max(points.abs().max().item(), anchors.abs().max().item()) if points.numel() else 0
+    if farthest / shortest > LARGEST_RATIO:
+        raise ValueError(
+            f"length_scales must be at least {farthest / LARGEST_RATIO:.3g} for coordinates up to "
+            f"{farthest:.3g}, got {shortest}"
+        )
 
 
 def _check_size(name: str, value: Tensor, expected: int, what: str) -> None:

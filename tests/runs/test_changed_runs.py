@@ -6,14 +6,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
 import fst
+from data_examples import DARCY, write_fields, write_published
 from fst.cli import USER_ERROR, main
-from fst.data import Partition, PointData, write_points
+from fst.data import ImageData, Partition, PointData, write_points
 from fst.data.point_files import PointSample
+from image_examples import members, write_folder
 from tiny import TRAINING
 
 SMALL = (
@@ -97,6 +101,55 @@ def test_samples_of_the_training_are_never_scored(run, capsys, forget):
     assert not (run / "results").exists()
     write(file, samples(40))
     assert main(["evaluate", str(run), *CPU]) == 0
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> Path:
+    """A finished run on a Burgers file that names no splits, and the file beside it."""
+    folder = tmp_path_factory.mktemp("published")
+    (folder / "data").mkdir()
+    write_published(folder / "data", rows=11)
+    small = "--data.training 6 --data.validation 3 --data.test 2 --data.times 21 --data.points 64"
+    grids = "--data.supervision-grid 5 16 --data.validation-grid 5 16 --evaluation.grids 5 16"
+    words = [*SMALL, "--model.rows", 2, *TRAINING, *small.split(), *grids.split()]
+    words += ["--out", folder / "run", "--data", folder / "data", *CPU]
+    assert main(["train", "demo/burgers", "--training.no-augment", *map(str, words)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("change", ["longer", "reversed"])
+def test_trajectories_of_the_training_are_never_scored(published, tmp_path, capsys, change):
+    """A longer file draws other splits, and one in another order has other rows in them."""
+    folder = Path(shutil.copytree(published, tmp_path / "copy"))
+    (file,) = (folder / "data").iterdir()
+    if change == "longer":
+        write_published(folder / "data", rows=30)
+    else:
+        with h5py.File(file, "r+") as stored:
+            stored["tensor"][:] = stored["tensor"][:][::-1]
+    line = refused(capsys, "evaluate", folder / "run", "--data", folder / "data")
+    assert "are not those that" in line
+    assert ("splits was" if change == "longer" else "sizes was") in line
+    assert not (folder / "run" / "results").exists()
+    words = [folder / "run", "--data", published / "data"]
+    assert main(["evaluate", *map(str, words), *CPU]) == 0
+
+
+@pytest.mark.parametrize("kind", ["darcy", "images"])
+def test_every_source_has_a_fingerprint_that_tells_other_data(tmp_path, kind):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    if kind == "darcy":
+        source: Any = DARCY
+        write_fields(tmp_path / "one" / "darcy_train_16.pt", rows=12)
+        write_fields(tmp_path / "other" / "darcy_train_16.pt", rows=13)
+    else:
+        source = ImageData(image_size=(16, 16), resize=16, held_out=4)
+        write_folder(tmp_path / "one" / "train", members(9))
+        write_folder(tmp_path / "other" / "train", members(10))
+    one = source.fingerprint(tmp_path / "one")
+    assert one == source.fingerprint(tmp_path / "one")
+    assert one["splits"] != source.fingerprint(tmp_path / "other")["splits"]
 
 
 def test_another_order_of_the_same_samples_is_noticed(run, capsys):

@@ -14,6 +14,7 @@ import torch
 
 import training_ranks
 from fst.base import Model
+from fst.training.run_folder import held
 from training_fakes import MUON_RANKS_SETTINGS, RANKS_SETTINGS, tiny_train
 from training_images import IMAGE_RANKS_SETTINGS, image_train, streamed_train
 
@@ -45,15 +46,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     image_train(folder / "one-images", whole)
     streamed_train(folder / "one-streamed", whole)
     paths = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
-         "--master-addr=127.0.0.1", f"--master-port={free_port()}",
-         training_ranks.__file__, str(folder)],
-        env=os.environ | RANKS_ENVIRONMENT | {"PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )  # fmt: skip
+    with held(folder / "busy"):
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
+             "--master-addr=127.0.0.1", f"--master-port={free_port()}",
+             training_ranks.__file__, str(folder)],
+            env=os.environ | RANKS_ENVIRONMENT | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
@@ -120,3 +122,9 @@ def test_one_process_speaks_and_a_signal_to_one_stops_both(runs: tuple[Path, str
     assert "rank 1 stopped after step 12" in output
     # What one types alone would resume with a single process.
     assert "interrupted (under the launcher that started these 2 processes)" in output
+
+
+def test_a_folder_in_use_is_refused_by_all_processes(runs: tuple[Path, str]) -> None:
+    _, output = runs
+    for rank in (0, 1):
+        assert f"rank {rank} refused: another process is at work in " in output

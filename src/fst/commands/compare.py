@@ -12,7 +12,6 @@ Asked again, it goes on where it stopped and repeats nothing that is complete. T
 moved in between, and so may the data.
 """
 
-import json
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -29,7 +28,6 @@ from fst.commands.contestant import INTERRUPTED, OTHER_DATA, ComparisonFolder, n
 from fst.commands.kept import (
     SETTINGS,
     flat,
-    held,
     read_json,
     read_settings,
     require_same,
@@ -42,12 +40,14 @@ from fst.evaluation.once import ROWS
 from fst.evaluation.protocol import device_name
 from fst.evaluation.rows import read_rows
 from fst.evaluation.runs import RESULTS
-from fst.pretrained import write_atomically
+from fst.pretrained import parse_json, write_atomically
 from fst.recipes import find
 from fst.recipes.comparison import Compilation, contestant, models_of, seed_of
 from fst.recipes.recipe import Recipe
+from fst.terminal import Terminal
 from fst.training.budget import parse_budget
 from fst.training.errors import TrainingError, clear_file_errors
+from fst.training.run_folder import held
 
 KIND = "comparison"
 # Log lines that a median is worth taking of.
@@ -74,7 +74,7 @@ def compare(
 
     `make` gives a recipe by its name, `launch` runs one entrant.
     """
-    console = console or Console()
+    console = console or Terminal()
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -92,7 +92,7 @@ def compare(
     data = find_data(out, next(iter(recipes.values())), data)
     recipes, counts, left_out = _enter(recipes, data, named=bool(models))
     asked = [(model, number) for number in range(1, seeds + 1) for model in recipes]
-    with held(out) as lock:
+    with held(out):
         missing = [each for each in asked if not folder.is_done(*each)]
         # Where there is nothing to train it does not matter on what.
         settings["device"] = device_name(place) if missing or not before else before.get("device")
@@ -105,7 +105,7 @@ def compare(
             torch.cuda.empty_cache()
         for model, number in missing:
             console.rule(folder.run(model, number).name)
-            _run(folder, model, number, data, device, lock, launch)
+            _run(folder, model, number, data, device, launch)
             write(folder, describe(folder, entrants, counts, notes))
         comparison = describe(folder, entrants, counts, notes)
         write(folder, comparison)
@@ -153,14 +153,13 @@ def _run(
     number: int,
     data: Path,
     device: str | None,
-    lock: int,
     launch: Launch,
 ) -> None:
     """One entrant; if it fails, the reason is kept and the others go on."""
     failure = folder.failure(model, number)
     with clear_file_errors(failure):
         failure.unlink(missing_ok=True)
-    code = launch(folder, model, number, data, device, lock)
+    code = launch(folder, model, number, data, device)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if code == OTHER_DATA:
@@ -245,7 +244,7 @@ def _steady_rate(run: Path) -> float | None:
     rates = []
     for line in (run / "metrics.jsonl").read_text(errors="replace").splitlines():
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
         except ValueError:  # of a writer that was killed
             continue
         if entry.get("kind") == "training":

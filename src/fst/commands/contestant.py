@@ -19,7 +19,7 @@ from rich.console import Console
 
 from fst.commands import train as train_command
 from fst.commands.evaluate import evaluate
-from fst.commands.kept import SETTINGS, read_json, write_json
+from fst.commands.kept import SETTINGS, clear, read_json, write_json
 from fst.commands.same_data import settle_data
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.evaluation.once import ROWS
@@ -27,6 +27,7 @@ from fst.evaluation.runs import RESULTS
 from fst.pretrained import WEIGHTS, from_json, write_atomically
 from fst.recipes.comparison import entry
 from fst.recipes.recipe import Recipe, recipe_from_json
+from fst.terminal import Terminal, printable
 from fst.training import checkpoint
 from fst.training.budget import Budget, Calibration, calibrate, parse_budget, release
 from fst.training.compilation import compiles
@@ -36,6 +37,7 @@ from fst.training.errors import (
     TrainingError,
     clear_file_errors,
 )
+from fst.training.run_folder import held
 
 FAILED, OTHER_DATA, INTERRUPTED = 1, 3, 130
 
@@ -95,9 +97,22 @@ def compete(
     console: Console | None = None,
 ) -> None:
     """Whatever is missing of one run of the comparison."""
-    console = console or Console()
+    console = console or Terminal()
     if folder.is_done(model, number):
         return
+    run = folder.run(model, number)
+    with held(run):  # until one ends that a killed command left behind
+        _compete(folder, model, number, data, device, console)
+
+
+def _compete(
+    folder: ComparisonFolder,
+    model: str,
+    number: int,
+    data: Path,
+    device: str | None,
+    console: Console,
+) -> None:
     run = folder.run(model, number)
     if not folder.is_trained(model, number):
         finished = (run / "summary.json").is_file()  # but its weights are gone
@@ -107,7 +122,7 @@ def compete(
             _start(folder, model, number, data, device, console)
         release()
     console.print(f"scoring {run.name} on the test set")
-    evaluate(run, data=data, device=device, console=Console(quiet=True))
+    evaluate(run, data=data, device=device, console=Terminal(quiet=True))
     # A finished run cannot be resumed, and these are most of what it holds.
     shutil.rmtree(run / "checkpoints", ignore_errors=True)
 
@@ -123,9 +138,9 @@ def _start(
     budget = parse_budget(read_json(folder.path / SETTINGS)["budget"])
     place = train_command.choose_device(device)
     recipe, run = folder.read_recipe(model), folder.run(model, number)
-    shutil.rmtree(run, ignore_errors=True)  # of a start that was killed before its first checkpoint
+    clear(run)  # of a start that was killed before its first checkpoint
     training, validation = train_command.load(recipe, data, place, console)
-    settle_data(folder.path, data, training.samples)
+    settle_data(folder.path, recipe, data)
     plan = folder.read_plan(model)
     if plan is None:
         plan = make_plan(recipe, budget, training, validation)
@@ -206,7 +221,7 @@ def attempt(
             note_failure(folder.failure(model, number), reason, traceback.format_exc())
         if isinstance(error, train_command.OtherDataError):  # all others would find the same
             return OTHER_DATA
-        print(f"fst: {model}, seed {number}, failed: {reason}", file=sys.stderr)
+        print(printable(f"fst: {model}, seed {number}, failed: {reason}"), file=sys.stderr)
         return FAILED
     return 0
 

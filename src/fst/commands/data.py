@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from fst.data import burgers as burgers_law
 from fst.data.burgers_data import BurgersData
@@ -21,6 +20,7 @@ from fst.data.errors import DataError
 from fst.data.image_check import check_images, holds_images
 from fst.data.neuraloperator_files import file_name as darcy_file_name
 from fst.data.pdebench import file_name as burgers_file_name
+from fst.terminal import Terminal
 
 
 def burgers(
@@ -59,7 +59,7 @@ def burgers(
         device: Where to solve, such as cpu or cuda; a GPU when there is one.
         force: Replace files that exist and discard unfinished ones.
     """
-    console = Console()
+    console = Terminal()
     viscosities = tuple(burgers_law.VISCOSITIES) if all_viscosities else viscosity
     with _settings():
         place = _device(device)
@@ -116,7 +116,7 @@ def darcy(
         device: Where to solve, such as cpu or cuda; a GPU when there is one.
         force: Replace files that exist and discard unfinished ones.
     """
-    console = Console()
+    console = Terminal()
     with _settings():
         place = _device(device)
         _check_batch_size(batch_size)
@@ -152,7 +152,7 @@ def check(path: Path, /) -> None:
     Args:
         path: The file or folder to read.
     """
-    console = Console()
+    console = Terminal()
     found: Iterable[Description]
     if holds_images(path):
         found = check_images(path)
@@ -161,7 +161,7 @@ def check(path: Path, /) -> None:
     for description in found:
         table = Table(title=f"{description.path.name}: {description.layout}", show_header=False)
         for name, value in description.facts:
-            table.add_row(name, Text(value))  # as text: rich would take [m] for markup
+            table.add_row(name, value)
         console.print(table)
 
 

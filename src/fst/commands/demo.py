@@ -8,6 +8,7 @@ from fst.commands.evaluate import evaluate, read_recipe
 from fst.commands.train import resume, train
 from fst.evaluation.report import report
 from fst.recipes import find
+from fst.terminal import Terminal
 from fst.training.errors import TrainingError
 
 RECIPE = "demo/burgers"
@@ -19,7 +20,7 @@ def demo(out: Path, *, device: str | None = None, console: Console | None = None
     Asked again, it goes on with a training that was interrupted, and does not repeat one that
     has ended.
     """
-    console = console or Console()
+    console = console or Terminal()
     if (out / "recipe.json").is_file() and (name := read_recipe(out).name) != RECIPE:
         raise TrainingError(f"{out} holds a run of {name}, not of {RECIPE}: choose another folder")
     console.rule("1. Data and training")

@@ -1,6 +1,6 @@
 """`fst evaluate`: score a trained run on its test set, once."""
 
-import json
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from fst.commands.train import (
     read_run,
     record_data,
 )
-from fst.data import BurgersData, PointData
+from fst.data import BurgersData
 from fst.data.splits import TestSplit
 from fst.evaluation import classification, protocol
 from fst.evaluation.accuracy_tables import accuracy_table
@@ -28,10 +28,12 @@ from fst.evaluation.runs import RESULTS, read_origin
 from fst.evaluation.tables import error_table
 from fst.evaluation.trivial import trivial_rows
 from fst.operators import Operator
-from fst.pretrained import WEIGHTS, PretrainedError
+from fst.pretrained import WEIGHTS, PretrainedError, parse_json
 from fst.recipes.quoting import comparable
 from fst.recipes.recipe import Recipe, recipe_from_json
+from fst.terminal import Terminal
 from fst.training.errors import TrainingError
+from fst.training.run_folder import held
 
 
 def evaluate(
@@ -49,7 +51,7 @@ def evaluate(
     `trivial` adds the predictors that any Burgers model must beat. A test set is scored once, so
     a run that may still go on is not scored unless `unfinished` says that it is meant.
     """
-    console = console or Console()
+    console = console or Terminal()
     recipe = comparable(read_recipe(run))
     if not unfinished and not (run / "summary.json").is_file():
         raise EvaluationError(
@@ -77,7 +79,10 @@ def evaluate(
     def compute() -> Scores:
         place = choose_device(device)
         path = data_of_run(recipe, run, data)
-        check_splits(recipe, run, path)
+        # Files without stored splits are split by their size: where they have changed, samples of
+        # the training may now be in the test.
+        check_fits(recipe, run, path)
+        check_same_data(run, recipe.data, path)
         test: TestSplit = recipe.data.load_test(path, place)
         if isinstance(recipe.evaluation, ClassificationSettings):
             classifier = Classifier.from_pretrained(best).to(place)
@@ -85,9 +90,11 @@ def evaluate(
         model = Operator.from_pretrained(best).to(place)
         return _score(model, test, recipe.evaluation, origin, mark, trivial, console)
 
-    rows = score_once(run / RESULTS, mark, compute, again=again)
-    if data is not None:
-        record_data(run, data)
+    scored = (run / RESULTS / ROWS).is_file() and not again
+    with nullcontext() if scored else held(run):
+        rows = score_once(run / RESULTS, mark, compute, again=again)
+        if data is not None:
+            record_data(run, data)
     console.print((accuracy_table if classifies else error_table)(rows).terminal())
     console.print(f"rows: {run / RESULTS}", style="dim")
     return rows
@@ -101,18 +108,6 @@ def check_not_scored(run: Path, data: Path) -> None:
             f"{stored}: this run was scored before, and a test set is scored once: {data} was not "
             "read; leave out --data to see the stored rows (--again scores anew)"
         )
-
-
-def check_splits(recipe: Recipe, run: Path, data: Path) -> None:
-    """Raise where a user's file has changed since the training.
-
-    One that names no splits is split by its size: samples of the training may now be in its test.
-    """
-    if not isinstance(recipe.data, PointData):
-        return
-    check_fits(recipe, run, data)
-    training, validation = recipe.data.load(data)
-    check_same_data(run, data, training.samples, validation.samples)
 
 
 def fingerprint(recipe: Recipe, weights: bytes) -> str:
@@ -155,7 +150,7 @@ def read_recipe(run: Path) -> Recipe:
     """The recipe that a run was trained with."""
     path = run / "recipe.json"
     try:
-        description = json.loads(path.read_text())
+        description = parse_json(path.read_text())
     except OSError:
         raise TrainingError(f"{run} is no run folder: recipe.json cannot be read") from None
     except ValueError:

@@ -1,29 +1,25 @@
 """A folder that a command keeps for itself from one call to the next.
 
 `settings.json` says what the folder was made for. A later call with the same settings goes on; one
-with others is refused, with the differences. While a call is at work, no other can be.
+with others is refused, with the differences. While a call is at work, no other can be (`held`).
 """
 
-import fcntl
 import json
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
 from pathlib import Path
 from typing import Any
 
-from fst.pretrained import write_atomically
+from fst.pretrained import parse_json, write_atomically
 from fst.training.errors import TrainingError, clear_file_errors
+from fst.training.run_folder import LOCK
 
-SETTINGS, LOCK = "settings.json", ".lock"
-# A process that was told to end may still be saving.
-PATIENCE = 20.0
+SETTINGS = "settings.json"
 
 
 def read_json(path: Path) -> Any:
     """What a file of ours holds; None where there is none."""
     try:
-        return json.loads(path.read_text())
+        return parse_json(path.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -89,26 +85,8 @@ def _word(value: object) -> str:
     return "not set" if value is None else str(value)
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[int]:
-    """Keep other calls out of a folder, which is made if missing.
-
-    The lock is an open file: a process that inherits it holds it too, and the last one to end
-    gives it back, however it ends.
-    """
-    with clear_file_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("wb")
-    with file:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TrainingError(
-                        f"another process is at work in {folder}; try again when it has ended"
-                    ) from None
-                time.sleep(0.2)
-        yield file.fileno()
+def clear(folder: Path) -> None:
+    """Remove all that is in a folder but its lock, which this process holds."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name != LOCK:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()

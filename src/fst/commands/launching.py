@@ -13,23 +13,22 @@ from pathlib import Path
 from fst.commands.contestant import ComparisonFolder
 from fst.training.interruption import TWICE_AT_ONCE
 
-Launch = Callable[[ComparisonFolder, str, int, Path, str | None, int], int]
+Launch = Callable[[ComparisonFolder, str, int, Path, str | None], int]
 
 
 def launch_process(
-    folder: ComparisonFolder, model: str, number: int, data: Path, device: str | None, lock: int
+    folder: ComparisonFolder, model: str, number: int, data: Path, device: str | None
 ) -> int:
     """Run one entrant in a process of its own; its exit code.
 
-    A group of its own, so that Ctrl-C reaches this process alone. It keeps the lock while it
-    lives, and saves and ends when the pipe to it is closed: here, or because this process is gone.
+    A group of its own, so that Ctrl-C reaches this process alone. It holds the lock of its run,
+    and saves and ends when the pipe to it is closed: here, or because this process is gone.
     """
     words = [str(folder.path), model, str(number), str(data), *([device] if device else [])]
     with interruptible():
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "fst.commands.contestant", *words],
             stdin=subprocess.PIPE,
-            pass_fds=(lock,),
             process_group=0,
         )
         try:

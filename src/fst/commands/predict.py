@@ -48,7 +48,7 @@ def predict(
 ) -> Prediction:
     """Ask a trained model and write its answer to `out` (.npz or .h5).
 
-    `run` is a run folder, a folder of `save_pretrained`, or a name on the Hugging Face hub.
+    `run` is a run folder, a folder of `save_pretrained`, or hf://owner/name for the hub.
     `neighbors` decodes from that many nearest anchors only. `condition` serves every sample of a
     file that holds none. `device` is the GPU where there is one, unless it is given.
     """
@@ -72,7 +72,7 @@ def predict(
 
 
 def load_any(run: Path | str) -> Model:
-    """The best weights of a run folder, or the model of any folder (or hub name) that has one."""
+    """The best weights of a run folder, or any other model that `from_pretrained` finds."""
     best = Path(run) / "best"
     if not best.is_dir() and (Path(run) / "metrics.jsonl").is_file():
         raise PretrainedError(f"{run} has no trained weights yet: it was never validated")

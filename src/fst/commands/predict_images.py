@@ -7,9 +7,7 @@ Images are cut as in the test of the run. Those that cannot be decoded are named
 
 import csv
 import io
-import json
 import sys
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,10 @@ from fst.classifiers import Classifier
 from fst.commands.predict import find_device, load_any
 from fst.data.errors import DataError, writing
 from fst.data.image_decoding import View, decoded
-from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images
+from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images, is_tar
 from fst.evaluation.protocol import measuring
-from fst.pretrained import write_atomically
+from fst.pretrained import parse_json, write_atomically
+from fst.terminal import printable, spreadsheet
 
 BATCH_SIZE = 64
 MOST = 5
@@ -51,7 +50,7 @@ def predict_images(
 ) -> Guesses:
     """Ask a trained classifier about images and write its answers to `out` (.csv).
 
-    `run` is a run folder, a folder of `save_pretrained`, or a name on the Hugging Face hub.
+    `run` is a run folder, a folder of `save_pretrained`, or hf://owner/name for the hub.
     """
     check_output(out, force)
     files = open_images(images)
@@ -59,7 +58,7 @@ def predict_images(
     view = View.evaluation(model.image_size, find_resize(run, model))
     guesses = ask(model.to(find_device(device)), files, view)
     for item in guesses.skipped:
-        print(f"fst: skipped {item.name}: {item.reason}", file=sys.stderr)
+        print(printable(f"fst: skipped {item.name}: {item.reason}"), file=sys.stderr)
     if not guesses.files:
         raise DataError(f"{images}: holds no image that can be decoded")
     write_guesses(out, guesses)
@@ -72,7 +71,7 @@ def predict_images(
 
 
 def load_classifier(run: Path | str) -> Classifier:
-    """The best weights of a run folder, or the model of any folder (or hub name) that has one."""
+    """The best weights of a run folder, or any other model that `from_pretrained` finds."""
     model = load_any(run)
     if not isinstance(model, Classifier):
         raise ValueError(
@@ -86,7 +85,7 @@ def find_resize(run: Path | str, model: Classifier) -> int:
     """The short side before the crop: the run's own, or the paper's 256 for every 224."""
     for path in (Path(run) / "recipe.json", Path(run) / "best" / "recipe.json"):
         try:
-            return int(json.loads(path.read_text())["data"]["resize"])
+            return int(parse_json(path.read_text())["data"]["resize"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return round(min(model.image_size) * 256 / 224)
@@ -96,7 +95,7 @@ def open_images(path: Path) -> ImageFiles:
     """A folder, a tar, or one image."""
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return FolderFiles(source=path.parent, names=(path.name,), problems=())
-    if path.is_file() and path.suffix.lower() != ".tar" and not tarfile.is_tarfile(path):
+    if path.is_file() and path.suffix.lower() != ".tar" and not is_tar(path):
         raise DataError(f"{path}: is neither a tar nor an image ({', '.join(sorted(SUFFIXES))})")
     return find_images(path)
 
@@ -132,10 +131,11 @@ def write_guesses(path: Path, guesses: Guesses) -> None:
     for name, classes, found in zip(
         guesses.files, guesses.classes, guesses.probabilities, strict=True
     ):
-        lines.writerow([name, *classes, *(f"{value:.6f}" for value in found)])
+        words = map(spreadsheet, (name, *classes))
+        lines.writerow([*words, *(f"{value:.6f}" for value in found)])
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.getvalue().encode(errors="surrogateescape"))
+        write_atomically(path, text.getvalue().encode())
 
 
 def check_output(path: Path, force: bool) -> None:

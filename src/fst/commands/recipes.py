@@ -81,7 +81,7 @@ def show_recipe(name: str, *, as_json: bool, console: Console) -> None:
     if as_json:
         print(json.dumps(recipe.to_json(), indent=2))
         return
-    console.print(f"[bold]{name}[/bold]")
+    console.print(name, style="bold", markup=False, highlight=False)
     console.print(describe(name), markup=False, highlight=False)
     console.print_json(data=readable(recipe))
     console.print(f"Override any field: fst train {name} --help", style="dim")

@@ -1,23 +1,16 @@
 """Which data a comparison or a search was made with, wherever they lie now.
 
-DIR/data.json holds the path at which the data were last found, and marks of them. Only the marks
-are compared: data may be moved, or made again on another machine, but not be others.
+DIR/data.json holds the path at which the data were last found, and their fingerprint. Only that is
+compared: data may be moved, or made again on another machine, but not be others.
 """
 
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from fst.commands import train as train_command
 from fst.commands.kept import read_json, write_json
-from fst.data.samples import Rows, Samples
-from fst.data.views import subset_indices
 from fst.recipes.recipe import Recipe
 
 DATA = "data.json"
-# As many samples are looked at closely.
-MARKED = 16
 
 
 def find_data(folder: Path, recipe: Recipe, data: Path | None) -> Path:
@@ -29,29 +22,9 @@ def find_data(folder: Path, recipe: Recipe, data: Path | None) -> Path:
     return train_command.data_path(recipe, data).resolve()
 
 
-def marks(training: Rows) -> dict[str, Any]:
-    """Marks that all models of a task find alike, whichever targets each is supervised with.
-
-    For solutions, the root mean square of what is observed of some of them. It tells other samples,
-    and another solver, but not the rounding of another device.
-    """
-    if not isinstance(training, Samples):
-        return train_command.describe(training)
-    rows = subset_indices(len(training), min(MARKED, len(training))).to(training.device)
-    generator = torch.Generator(training.device).manual_seed(0)
-    # One target each: the whole grid of some samples is large.
-    batch = training.batch(rows, training.choose(len(rows), 1, generator))
-    observed = batch.observations
-    values = observed.values.double()
-    if observed.mask is not None:
-        values = values * observed.mask[..., None]
-    sizes = values.square().mean(dim=(1, 2)).sqrt()
-    return {"training_samples": len(training), "observed": sizes.tolist()}
-
-
-def settle_data(folder: Path, data: Path, training: Rows) -> None:
+def settle_data(folder: Path, recipe: Recipe, data: Path) -> None:
     """Record the data at the first time; later, raise unless they are the same."""
-    recorded, found = read_json(folder / DATA) or {}, marks(training)
+    recorded, found = read_json(folder / DATA) or {}, recipe.data.fingerprint(data)
     train_command.require_same_data(folder, recorded, found)
     if recorded.get("path") != str(data):
         write_json(folder / DATA, {"path": str(data)} | found)

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from fst.commands import train as train_command
-from fst.commands.kept import SETTINGS, held, read_json, read_settings, require_same, write_json
+from fst.commands.kept import SETTINGS, read_json, read_settings, require_same, write_json
 from fst.commands.same_data import find_data, settle_data
 from fst.evaluation.runs import read_curves
 from fst.evaluation.tables import NOTHING, Table, number
@@ -28,10 +27,11 @@ from fst.pretrained import to_json, write_atomically
 from fst.recipes import search as search_recipes
 from fst.recipes.recipe import Recipe
 from fst.recipes.search import CHECKS, MORE_STEPS, RATES, STEPS
+from fst.terminal import Terminal, markdown
 from fst.training import checkpoint
 from fst.training.budget import release
 from fst.training.errors import Interrupted, NonFiniteError, TrainingError, clear_file_errors
-from fst.training.run_folder import RunFolder
+from fst.training.run_folder import RunFolder, held
 from fst.training.schedules import History, mean_error
 
 KIND = "search"
@@ -105,7 +105,7 @@ def search(
     console: Console | None = None,
 ) -> Search:
     """Try every rate, select the best, and carry it on; write one table."""
-    console = console or Console()
+    console = console or Terminal()
     if not rates or len({f"{rate:g}" for rate in rates}) < len(rates):  # the names of their folders
         raise ValueError(f"rates must be one or more different numbers, got {tuple(rates)}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -129,9 +129,7 @@ def search(
     with held(out):
         write_json(out / SETTINGS, settings)
         recipe.data.prepare(data, place, console)
-        training, _ = train_command.load(recipe, data, torch.device("cpu"), console)
-        settle_data(out, data, training.samples)
-        del training
+        settle_data(out, recipe, data)
         done: list[Trial] = []
         for rate, tried in trials.items():
             run = out / f"rate-{rate:g}"
@@ -217,7 +215,8 @@ def _carry_on(tried: Path, run: Path, recipe: Recipe) -> None:
 def _write(out: Path, found: Search) -> None:
     values = to_json(found) | {"confirmed": found.confirmed, "conclusion": found.conclusion()}
     with clear_file_errors(out):
-        text = f"# {found.table().title}\n\n{found.table().markdown()}\n{found.conclusion()}\n"
+        table, conclusion = found.table(), markdown(found.conclusion())
+        text = f"# {markdown(table.title)}\n\n{table.markdown()}\n{conclusion}\n"
         write_atomically(out / "search.md", text.encode())
     write_json(out / "search.json", values)
 

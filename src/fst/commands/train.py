@@ -16,19 +16,20 @@ from fst.commands.kept import write_json
 from fst.commands.same_recipe import check_same_recipe
 from fst.data import ImageData, PointData, ResidentImages, StreamedImages
 from fst.data.errors import DataError
-from fst.data.point_samples import PointSamples
 from fst.data.samples import Rows, Samples, moments
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.evaluation.protocol import EvaluationSettings
 from fst.operators import Operator
+from fst.pretrained import parse_json
 from fst.recipes import own, own_images
-from fst.recipes.recipe import Recipe, recipe_from_json
+from fst.recipes.recipe import DataSource, Recipe, recipe_from_json
+from fst.terminal import Terminal
 from fst.training.batches import check_batch_size
 from fst.training.errors import TrainingError
 from fst.training.loop import Summary
 from fst.training.loop import train as run_training
 from fst.training.records import check_wandb
-from fst.training.run_folder import RunFolder
+from fst.training.run_folder import RunFolder, held
 
 
 class OtherDataError(TrainingError):
@@ -67,14 +68,12 @@ def start(
 ) -> Summary:
     """Train from the beginning with `data`, which are loaded: a start that fails earlier leaves no
     folder behind."""
-    folder = RunFolder.create(out, recipe.to_json())
-    if PartialState().is_main_process:
-        described = {"data": str(data.resolve())} | describe(training.samples)
-        described |= describe_exactly(training.samples, validation.samples)
-        described |= left_out(training.samples)
-        folder.write_json("run.json", described)
     model = prepare_model(recipe, training.samples)
-    return run_training(model, training, validation, recipe.training, folder, console=console)
+    described = {"data": str(data.resolve())} | describe(training.samples)
+    described |= recipe.data.fingerprint(data) | left_out(training.samples)
+    with held(out):
+        folder = RunFolder.create(out, recipe.to_json(), described)
+        return run_training(model, training, validation, recipe.training, folder, console=console)
 
 
 def resume(
@@ -87,7 +86,15 @@ def resume(
 ) -> Summary:
     """Continue the run in `out` from its newest checkpoint, or from the one named."""
     place = choose_device(device)
-    folder = RunFolder.resume(out, checkpoint)
+    RunFolder.resume(out, checkpoint)  # a mistake is told at once
+    with held(out):
+        return _resume(RunFolder.resume(out, checkpoint), data, place, console)
+
+
+def _resume(
+    folder: RunFolder, data: Path | None, place: torch.device, console: Console | None
+) -> Summary:
+    out = folder.path
     if (out / "summary.json").is_file():
         raise TrainingError(f"{out} has finished; score it with: fst evaluate {out}")
     recipe = recipe_from_json(folder.recipe, source=str(out / "recipe.json"))
@@ -95,7 +102,7 @@ def resume(
     path = data_of_run(recipe, out, data)
     check_fits(recipe, out, path)
     training, validation = load(recipe, path, place, console)
-    check_same_data(out, path, training.samples, validation.samples)
+    check_same_data(out, recipe.data, path, training.samples)
     if data is not None and PartialState().is_main_process:
         record_data(out, data)
     model = prepare_model(recipe, training.samples)
@@ -106,7 +113,7 @@ def load(
     recipe: Recipe, data: Path, device: torch.device, console: Console | None
 ) -> tuple[TrainingSplit, ValidationSplit]:
     """Training and validation on the device; missing files are made first, by one process."""
-    voice = console if PartialState().is_main_process else Console(quiet=True)
+    voice = console if PartialState().is_main_process else Terminal(quiet=True)
     with PartialState().main_process_first():
         recipe.data.prepare(data, device, voice)
     augment = recipe.training.augment
@@ -139,27 +146,6 @@ def describe(training: Rows) -> dict[str, Any]:
     }
 
 
-def describe_exactly(training: Rows, validation: Rows) -> dict[str, Any]:
-    """The user's own points to the last digit: unlike others', they are never made again."""
-    if not (isinstance(training, PointSamples) and isinstance(validation, PointSamples)):
-        return {}
-    return {
-        "validation_samples": len(validation),
-        "training_digest": digest(training),
-        "validation_digest": digest(validation),
-    }
-
-
-def digest(samples: PointSamples) -> str:
-    """Of all samples of a split in their order: the same on every device."""
-    found = hashlib.sha256(repr(samples.domain).encode())
-    for points in (samples.observed, samples.queried):
-        for tensor in (points.positions, points.values, points.sizes):
-            found.update(tensor.reshape(-1).cpu().numpy().data)
-    found.update(samples.conditions().reshape(-1).cpu().numpy().data)
-    return found.hexdigest()[:16]
-
-
 def left_out(training: Rows) -> dict[str, Any]:
     """Images that cannot be read do not stop a run, but it keeps their names."""
     if not isinstance(training, ResidentImages | StreamedImages):
@@ -181,9 +167,11 @@ def check_fits(recipe: Recipe, run: Path, data: Path) -> None:
         )
 
 
-def check_same_data(run: Path, data: Path, training: Rows, validation: Rows) -> None:
-    """Raise unless `data` hold the splits that a run was started with."""
-    found = describe(training) | describe_exactly(training, validation)
+def check_same_data(
+    run: Path, source: DataSource, data: Path, training: Rows | None = None
+) -> None:
+    """Raise unless `data` hold the splits that a run was started with; `training` where loaded."""
+    found = ({} if training is None else describe(training)) | source.fingerprint(data)
     require_same_data(run, read_run(run), found, source=f" in {data}")
 
 
@@ -229,7 +217,9 @@ def check_data_folder(recipe: Recipe, data: Path | None) -> None:
         raise TrainingError(f"--data must be a folder for {recipe.name}, {data} is a file")
     names = {path.name for path in data.iterdir()}
     wanted = [path.name for path in recipe.data.files(data)]
-    if names and not any(name in names or f"{name}.part" in names for name in wanted):
+    if names and not any(
+        f"{name}{end}" in names for name in wanted for end in ("", ".part", ".part.new")
+    ):
         raise TrainingError(
             f"{data} holds none of the files that {recipe.name} needs, such as {wanted[0]}; name "
             "their folder, or an empty one to make them in"
@@ -260,7 +250,11 @@ def check_grids(recipe: Recipe) -> None:
 def prepare_model(recipe: Recipe, training: Rows) -> Model:
     """The untrained model; an operator with the statistics of the training data."""
     torch.manual_seed(recipe.training.seed)
-    model = build_model(recipe.model)
+    try:
+        model = build_model(recipe.model)
+    except ImportError as error:  # of a package that not every user needs
+        raise TrainingError(str(error)) from None
+    recipe.training.objective.check(model, training)
     if not isinstance(model, Operator):
         return model
     assert isinstance(training, Samples)
@@ -335,7 +329,7 @@ def data_of_run(recipe: Recipe, run: Path, data: Path | None) -> Path:
 def read_run(run: Path) -> dict[str, Any]:
     """What a run recorded of its data; nothing where that cannot be read."""
     try:
-        described = json.loads((run / "run.json").read_text())
+        described = parse_json((run / "run.json").read_text())
     except (OSError, ValueError):
         return {}
     return described if isinstance(described, dict) else {}

@@ -20,7 +20,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fst.data.errors import DataError, is_locked, reading, writing
+from fst.data.errors import DataError, is_locked, reading_hdf5, writing
+from fst.pretrained import parse_json
 
 Law = dict[str, object]
 Produce = Callable[[int, int], dict[str, np.ndarray]]
@@ -136,7 +137,7 @@ def read_law(path: Path, text: object) -> Law | None:
     if text is None:
         return None
     try:
-        law = json.loads(text if isinstance(text, str | bytes) else "")
+        law = parse_json(text if isinstance(text, str | bytes) else "")
     except ValueError as error:
         raise DataError(f"{path}: its law is not JSON") from error
     if not isinstance(law, dict):
@@ -164,7 +165,7 @@ def _rows_to_resume(plan: Plan) -> int:
         return 0
     hint = "delete it or use --force"
     expected = f"an unfinished file of fst; {hint}"
-    with reading(plan.part, expected), h5py.File(plan.part, "r") as file:
+    with reading_hdf5(plan.part, expected) as file:
         law = read_law(plan.part, file.attrs.get("law"))
         done = int(file.attrs.get("complete_rows", -1))
     if law != plan.law:
@@ -267,7 +268,7 @@ def _difference(existing: Law, wanted: Law) -> str:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
     ) as progress:

@@ -8,6 +8,7 @@ no splits, so theirs are drawn by seed, with the same rows for every viscosity.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +21,9 @@ from fst.data.augmentation import PeriodicSamples
 from fst.data.errors import DataError
 from fst.data.pdebench import TrajectoryFile, file_name, open_trajectories, plan_trajectories
 from fst.data.samples import BurgersSamples, Samples
-from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
+from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
 from fst.data.views import boundary_observation_indices, index_coordinates, subset_indices
+from fst.terminal import Terminal
 
 # Coordinates stored in float32, or computed in another order, differ by less than this.
 _COORDINATE_TOLERANCE = 1e-5
@@ -95,7 +97,7 @@ class BurgersData:
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
     ) -> None:
         """Make the files that are missing. A file that is there is checked and kept."""
-        console = console or Console()
+        console = console or Terminal()
         for viscosity, test in zip(self.viscosities, self.test_counts, strict=True):
             path = find_file(folder, viscosity)
             if not path.exists():
@@ -170,6 +172,19 @@ class BurgersData:
         return TrainingSplit(samples), ValidationSplit(
             self._read(zip(files, validation, strict=True), self.validation_grid, device)
         )
+
+    def fingerprint(self, folder: Path) -> dict[str, Any]:
+        """By which the data of a run are known again: their splits, and the size of a few rows.
+
+        It tells other samples, and another solver, but not the rounding of another device.
+        """
+        opened = self._open_all(folder)
+        sizes: list[float] = []
+        for file, partition in opened:
+            for rows in (partition.training, partition.validation):
+                blocks = file.blocks(looked_at(rows))
+                sizes += [u.double().square().mean().sqrt().item() for _, b in blocks for u in b]
+        return {"splits": [partition.digest for _, partition in opened], "sizes": sizes}
 
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit:
         """The test split on the whole grid, grouped by viscosity."""

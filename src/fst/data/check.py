@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fst.data import neuraloperator_files, pdebench, point_files, point_targets
 from fst.data.atomic import Law
-from fst.data.errors import DataError, reading
+from fst.data.errors import DataError, reading_hdf5
 from fst.data.splits import SPLITS, Partition
 
 _BLOCK_SAMPLES = 256
@@ -60,7 +60,7 @@ def check_file(path: Path) -> Description:
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     if h5py.is_hdf5(path):
-        with reading(path, "an HDF5 data file"), h5py.File(path, "r") as file:
+        with reading_hdf5(path, "an HDF5 data file") as file:
             is_points = file.attrs.get("format") == point_files.FORMAT
         return _check_points(path) if is_points else _check_trajectories(path)
     if path.suffix == ".pt":

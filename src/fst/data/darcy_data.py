@@ -9,7 +9,7 @@ stored truth values; standardised, the two are the same.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,7 +29,8 @@ from fst.data.neuraloperator_files import (
     reflected_name,
 )
 from fst.data.samples import GridSamples, Samples
-from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
+from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
+from fst.terminal import Terminal
 
 _BATCH = {"cpu": 16, "cuda": 256}
 # Fine-grid samples solved at once for reflections: some 20 float64 arrays of their size.
@@ -96,7 +97,7 @@ class DarcyData:
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
     ) -> None:
         """Make the files that are missing. A file that is there is checked and kept."""
-        console = console or Console()
+        console = console or Terminal()
         for which in ("train", "test"):
             path = folder / file_name(which, self.resolution)
             if not path.exists():
@@ -226,6 +227,16 @@ class DarcyData:
         if not torch.equal(inputs_4[:, 0], inputs):
             raise DataError(f"{path}: holds reflections of other samples than {train.path}")
         return SquareSamples(inputs_4, solutions_4)
+
+    def fingerprint(self, folder: Path) -> dict[str, Any]:
+        """By which the data of a run are known again: their splits, and the size of a few rows."""
+        train = self._open(folder / file_name("train", self.resolution), self._needed)
+        partition = self._partition(train)
+        rows = np.concatenate([looked_at(partition.training), looked_at(partition.validation)])
+        sizes = [
+            u.double().square().mean().sqrt().item() for _, _, b in train.blocks(rows) for u in b
+        ]
+        return {"splits": [partition.digest], "sizes": sizes}
 
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit:
         """The first `test` samples of the test file on the whole grid."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import h5py
+
 
 class DataError(ValueError):
     """A data file is missing, damaged, of another layout, or cannot be written."""
@@ -27,6 +29,28 @@ def reading(path: Path, expected: str) -> Iterator[None]:
     # A damaged file can make HDF5, zip and pickle readers raise almost anything.
     except Exception as error:
         raise DataError(f"{path}: cannot be read as {expected} ({_first_line(error)})") from error
+
+
+@contextmanager
+def reading_hdf5(path: Path, expected: str) -> Iterator[h5py.File]:
+    """An HDF5 file to read, if all that it holds lies in it.
+
+    HDF5 would follow links to other files, and read data from any file that a given one names.
+    """
+    with reading(path, expected):
+        if path.exists() and not path.is_file():  # a pipe would be waited for without end
+            raise DataError(f"{path}: is not a regular file; expected {expected}")
+        with h5py.File(path, "r") as file:
+            outside = file.visititems_links(_if_outside) or file.visititems(_if_outside)
+            if outside is not None:
+                raise DataError(f"{path}: {outside} lies in another file, which is not read")
+            yield file
+
+
+def _if_outside(name: str, item: object) -> str | None:
+    """The name of what is not in the file itself; an answer ends the visit."""
+    stored = isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)
+    return name if stored or isinstance(item, h5py.ExternalLink) else None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fst.data.check import Description
 from fst.data.image_data import TRAIN, VAL
-from fst.data.image_decoding import ImageError, decode, default_threads, read
+from fst.data.image_decoding import ImageError, decoding, default_threads, read
 from fst.data.images import (
     LabelledImages,
     Skipped,
@@ -74,7 +74,8 @@ def _decoded(images: LabelledImages) -> list[tuple[int, int] | Skipped]:
 
     def one(row: int) -> tuple[int, int] | Skipped:
         try:
-            return decode(read(images.files, row)).size
+            with decoding(read(images.files, row)) as image:
+                return image.size
         except ImageError as error:
             return Skipped(images.files.title(row), str(error))
 

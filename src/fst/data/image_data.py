@@ -5,10 +5,12 @@ Leaves: training and validation splits and, by a separate call, the test split (
 Classes are the data's: `ImageData.describe` gives them to whoever builds the model.
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ from fst.data.images import (
     require_classes,
 )
 from fst.data.splits import TestSplit, TrainingSplit, ValidationSplit
+from fst.terminal import Terminal
 
 TRAIN, VAL = "train", "val"
 
@@ -142,6 +145,18 @@ class ImageData:
                 self._evaluated(validation, torch.device(device), console, "validation")
             ),
         )
+
+    def fingerprint(self, folder: Path) -> dict[str, Any]:
+        """By which the data of a run are known again: the names of the images of each class."""
+        if not has_split(folder, TRAIN):
+            return {}  # the test images may lie alone
+        train = find_split(folder, TRAIN)
+        training, validation = self._hold_out(train)
+        found = hashlib.sha256()
+        for images in (training, _val(folder, train) if validation is None else validation):
+            listed_names = json.dumps([images.names, images.labels.tolist()])
+            found.update(listed_names.encode())
+        return {"splits": [found.hexdigest()[:16]]}
 
     def load_test(
         self, folder: Path, device: torch.device | str = "cpu", *, console: Console | None = None
@@ -307,4 +322,4 @@ def _memory(device: torch.device) -> int | None:
 def _main_console() -> Console:
     """Of several processes the first one speaks."""
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return Console(quiet=ready and torch.distributed.get_rank() != 0)
+    return Terminal(quiet=ready and torch.distributed.get_rank() != 0)

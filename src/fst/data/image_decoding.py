@@ -1,13 +1,15 @@
 """From the bytes of an image file to pixels, and from many files to one tensor.
 
-Enters: files of any kind Pillow reads. Leaves: 8-bit RGB at one size. Greyscale, palette, CMYK and
+Enters: files of the usual kinds. Leaves: 8-bit RGB at one size. Greyscale, palette, CMYK and
 16-bit images are converted, transparent ones are laid on white, and photographs are turned as their
 EXIF orientation says. What cannot be decoded whole is left out, with its name and the reason.
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Self
@@ -15,16 +17,22 @@ from typing import Self
 import numpy as np
 import torch
 from jaxtyping import Int, UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from fst.data.errors import DataError
 from fst.data.images import ImageFiles, LabelledImages, Skipped, listed
+from fst.terminal import printable
 
 # Images decoded between two copies to the device: bounds what is held twice.
 _BLOCK = 512
+# Pillow reads dozens of kinds, some with programs of their own: Ghostscript for PostScript.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+# What decoding may hold at once, over all threads of a process; and at most for each pixel, while
+# it is turned, laid on white and converted.
+MEMORY, BYTES_PER_PIXEL = 2 * 2**30, 24
 _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
 
@@ -32,19 +40,56 @@ class ImageError(ValueError):
     """An image cannot be used; the message says why."""
 
 
-def decode(data: bytes) -> Image.Image:
-    """An upright RGB image; `ImageError` where the file is damaged, cut short or too large."""
+class _Memory:
+    """Memory that threads share: who asks for more than is left waits until others are done."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._taken == 0 or self._taken + size <= MEMORY)
+            self._taken += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= size
+                self._changed.notify_all()
+
+
+_memory = _Memory()
+
+
+@contextmanager
+def decoding(data: bytes) -> Iterator[Image.Image]:
+    """An upright RGB image; `ImageError` where the file is damaged, cut short or too large.
+
+    Until the block is left its memory counts, and other threads may have to wait.
+    """
     if not data:
         raise ImageError("is empty")
+    with _explained():
+        opened = Image.open(BytesIO(data), formats=FORMATS)
+    with opened:
+        width, height = opened.size
+        size = BYTES_PER_PIXEL * width * height
+        if size > MEMORY:
+            limit = MEMORY // BYTES_PER_PIXEL
+            raise ImageError(f"has {width} × {height} pixels, more than {limit:,}")
+        with _memory.taken(size):
+            with _explained():
+                opened.load()
+                image = _rgb(_upright(opened))
+            yield image
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
     try:
-        with Image.open(BytesIO(data)) as image:
-            width, height = image.size
-            # Pillow's guard against decompression bombs refuses at twice this, and warns between.
-            limit = Image.MAX_IMAGE_PIXELS
-            if limit is not None and width * height > limit:
-                raise ImageError(f"has {width} × {height} pixels, more than {limit:,}")
-            image.load()
-            return _rgb(_upright(image))
+        yield
     except ImageError:
         raise
     # A damaged file can make a decoder raise almost anything, MemoryError included.
@@ -58,7 +103,9 @@ def decode(data: bytes) -> Image.Image:
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
-        return ImageOps.exif_transpose(image)
+        # One that is upright is not copied.
+        upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+        return image if upright else ImageOps.exif_transpose(image)
     except Exception:  # metadata that cannot be read say nothing about the pixels
         return image
 
@@ -67,12 +114,12 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode in _SIXTEEN_BIT:
-        values = np.asarray(image).astype(np.int64).clip(0, 65535)
+        values = np.asarray(image).clip(0, 65535).astype(np.uint32)
         return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise ImageError("has floating-point pixels, whose range is not known")
     if image.has_transparency_data:
-        layer = image.convert("RGBA")
+        layer = image if image.mode == "RGBA" else image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
     return image.convert("RGB")
 
@@ -123,7 +170,8 @@ def _scaled(image_size: tuple[int, int], short: int) -> tuple[int, int]:
 def read_view(files: ImageFiles, row: int, view: View) -> UInt8[np.ndarray, "3 h w"] | Skipped:
     """One image, or why there is none."""
     try:
-        return view(decode(read(files, row)))
+        with decoding(read(files, row)) as image:
+            return view(image)
     except ImageError as error:
         return Skipped(files.title(row), str(error))
 
@@ -164,7 +212,7 @@ def decode_all(
     skipped = list(images.files.problems)
     kept: list[np.ndarray] = []
     filled = 0
-    title = f"decoding {images.files.source.name}"
+    title = printable(f"decoding {images.files.source.name}")
     for which, block, missing in _shown(images, view, console, threads, title):
         pixels[filled : filled + len(block)] = block.to(device)
         filled += len(block)
@@ -179,7 +227,11 @@ def decode_all(
 def _shown(
     images: LabelledImages, view: View, console: Console, threads: int | None, title: str
 ) -> Iterator[tuple[np.ndarray, Tensor, list[Skipped]]]:
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task(title, total=len(images))

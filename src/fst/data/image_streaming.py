@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from fst.classifiers import IMAGENET_DEVIATION, IMAGENET_MEAN
 from fst.data.errors import DataError
 from fst.data.image_augmentation import ImageAugmentation
-from fst.data.image_decoding import ImageError, View, decode, read
+from fst.data.image_decoding import ImageError, View, decoding, read
 from fst.data.images import LabelledImages, Skipped
 
 ImageTransform = Callable[[Image.Image], Tensor]
@@ -49,15 +49,12 @@ class ImageReader(Dataset):
         for candidate in self._candidates(row):
             file = int(self.images.rows[candidate])
             try:
-                image = decode(read(self.images.files, file))
+                with decoding(read(self.images.files, file)) as image:
+                    changed = self._changed(image, candidate, seed)
             except ImageError as error:
                 skipped.append(Skipped(self.images.files.title(file), str(error)))
                 continue
-            return (
-                self._changed(image, candidate, seed),
-                int(self.images.labels[candidate]),
-                skipped,
-            )
+            return changed, int(self.images.labels[candidate]), skipped
         raise DataError(
             f"{self.images.files.source}: none of {len(skipped):,} images can be decoded; "
             f"{skipped[0].name} {skipped[0].reason}"

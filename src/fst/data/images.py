@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Int
 
 from fst.data.errors import DataError, reading
+from fst.terminal import printable
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -206,7 +207,7 @@ def require_classes(images: LabelledImages, expected: Sequence[str], of: str) ->
 
 def listed(names: Sequence[str]) -> str:
     """A few names for a message, and the number of those left out."""
-    shown = ", ".join(name.encode(errors="replace").decode() for name in names[:_NAMED])
+    shown = ", ".join(map(printable, names[:_NAMED]))
     return shown + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
 
 
@@ -288,13 +289,17 @@ def _index(
     del modified  # of the cache's key: a tar that was changed is indexed anew
     members: dict[str, tuple[int, int]] = {}
     cut: list[Skipped] = []
-    end = 0
+    end, following = 0, 0
     if _is_compressed(archive):
         raise DataError(f"{archive}: is compressed, and images are read in place; decompress it")
     with reading(archive, "an uncompressed tar of images"), tarfile.open(archive, "r:") as tar:
         try:
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # a million of them is memory
+                # With a negative size the next header would be one that was read before.
+                if member.size < 0 or tar.offset <= following:
+                    raise DataError(f"{archive}: the size of {member.name!r} in it is impossible")
+                following = tar.offset
                 end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
                 if not (member.isreg() and _is_image(member.name)) or member.issparse():
                     continue
@@ -310,6 +315,12 @@ def _index(
         reason = f"ends too early or is damaged after {len(members):,} images: used up to there"
         cut.append(Skipped(archive.name, reason))
     return members, tuple(cut)
+
+
+def is_tar(path: Path) -> bool:
+    """Whether a file begins as a tar does, or one that is compressed."""
+    with reading(path, "a tar of images"), path.open("rb") as file:
+        return file.read(_BLOCK)[257:262] == b"ustar" or _is_compressed(path)
 
 
 def _is_compressed(archive: Path) -> bool:

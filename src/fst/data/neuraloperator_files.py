@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import h5py
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fst.data.atomic import Law, Plan, first_not_finite, law_text, publish, read_law
-from fst.data.errors import DataError, reading, writing
+from fst.data.errors import DataError, reading, reading_hdf5, writing
 
 LAYOUT = "a NeuralOperator .pt file with x (samples, r, r) bool and y (samples, r, r) float32"
 REFLECTED = "a .pt file with x (samples, 4, r, r) bool, y (samples, 4, r, r) float32 and rows"
@@ -105,6 +104,9 @@ def _tensor(
     if not isinstance(value, Tensor):
         keys = ", ".join(map(str, content)) or "nothing"
         raise DataError(f"{path}: has no tensor {key}, only {keys}; expected {layout}")
+    plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_nested
+    if not plain or value.untyped_storage().nbytes() < value.numel() * value.element_size():
+        raise DataError(f"{path}: the numbers of {key} are not all stored; expected {layout}")
     right_shape = value.ndim == axes and (axes == 1 or value.shape[-1] == value.shape[-2])
     if value.dtype != dtype or not right_shape or value.numel() == 0:
         raise DataError(
@@ -115,7 +117,7 @@ def _tensor(
 
 def convert_part(plan: Plan) -> None:
     """Make the `.pt` file of a complete part, atomically, and remove the part."""
-    with reading(plan.part, "an unfinished file of fst"), h5py.File(plan.part, "r") as file:
+    with reading_hdf5(plan.part, "an unfinished file of fst") as file:
         # The part's arrays are contiguous, so they can be mapped and copied without being loaded.
         content: dict[str, object] = {
             name: torch.from_numpy(

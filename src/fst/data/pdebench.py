@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fst.data.atomic import Column, Law, Plan, first_not_finite, read_law
-from fst.data.errors import DataError, reading
+from fst.data.errors import DataError, reading_hdf5
 from fst.data.splits import SPLITS, Partition
 
 LAYOUT = "a PDEBench HDF5 file with tensor (samples, time, space), x-coordinate and t-coordinate"
@@ -55,7 +55,7 @@ class TrajectoryFile:
         times, cells = self.grid
         size = max(1, _BLOCK_BYTES // (4 * times * cells))
         buffer = np.empty((size, times, cells), dtype=np.float32)
-        with reading(self.path, LAYOUT), h5py.File(self.path, "r") as file:
+        with reading_hdf5(self.path, LAYOUT) as file:
             stored = file["tensor"]
             for where, first, count in _runs(rows, size):
                 stored.read_direct(buffer, np.s_[first : first + count], np.s_[:count])
@@ -80,7 +80,7 @@ def _runs(rows: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int, in
 
 def open_trajectories(path: Path) -> TrajectoryFile:
     """Check a file's layout and read all but its trajectories."""
-    with reading(path, LAYOUT), h5py.File(path, "r") as file:
+    with reading_hdf5(path, LAYOUT) as file:
         names = ("tensor", "x-coordinate", "t-coordinate")
         missing = [name for name in names if not isinstance(file.get(name), h5py.Dataset)]
         if missing:

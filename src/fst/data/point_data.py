@@ -7,6 +7,7 @@ file names or, where it names none, splits drawn by seed. Channels, axes and dom
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,9 +70,25 @@ class PointData:
         partition = self._partition(file)
         training = load_points(file, partition.training)
         validation = load_points(file, partition.validation)
-        targets = training.queried.values.numpy()
-        warn_of_unequal_channels(file.path, file.targets, channel_squares(targets), len(targets))
+        queried = training.queried
+        targets = queried.values.numpy()
+        squares = channel_squares(targets)
+        points = Points(queried.positions.numpy(), targets, queried.sizes.numpy())
+        small = undefined_rows(partition.training, points, typical=squares.sum() / len(targets))
+        refuse_undefined(file.path, small)
+        warn_of_unequal_channels(file.path, file.targets, squares, len(targets))
         return TrainingSplit(training.to(device)), ValidationSplit(validation.to(device))
+
+    def fingerprint(self, folder: Path) -> dict[str, Any]:
+        """The user's own points to the last digit: unlike others', they are never made again."""
+        file = self.describe(folder)
+        partition = self._partition(file)
+        return {
+            "training_samples": len(partition.training),
+            "validation_samples": len(partition.validation),
+            "training_digest": load_points(file, partition.training).digest(),
+            "validation_digest": load_points(file, partition.validation).digest(),
+        }
 
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit:
         file = self.describe(folder)

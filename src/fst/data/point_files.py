@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
 from fst.data.atomic import first_not_finite
-from fst.data.errors import DataError, reading
+from fst.data.errors import DataError, reading_hdf5
 from fst.data.splits import Partition
 from fst.types import DOMAIN_TOLERANCE, Domain
 
@@ -50,7 +50,7 @@ class Label(NamedTuple):
 class PointSample:
     """One function: where it was observed, and where its values are asked for and known.
 
-    Points whose mask is False (padding) are not written.
+    Points whose mask is False (padding) are not written, nor those that a masked array hides.
     """
 
     positions: ArrayLike  # n s
@@ -128,7 +128,7 @@ class PointFile:
         if not self.condition:
             return None
         # Conditions are a few numbers a sample: all of them are read, and the rows taken.
-        with reading(self.path, LAYOUT), h5py.File(self.path, "r") as file:
+        with reading_hdf5(self.path, LAYOUT) as file:
             conditions: np.ndarray = file["condition"][:].astype(np.float32)[rows]
         _check_rows_finite(self.path, "condition", conditions, rows)
         return conditions
@@ -136,7 +136,7 @@ class PointFile:
     def _points(self, group: str, channel: str, offsets: np.ndarray, rows: np.ndarray) -> Points:
         sizes = np.diff(offsets)[rows]
         ends = np.cumsum(sizes)
-        with reading(self.path, LAYOUT), h5py.File(self.path, "r") as file:
+        with reading_hdf5(self.path, LAYOUT) as file:
             read = []
             for name in ("positions", channel):
                 stored = file[group][name]
@@ -174,7 +174,7 @@ def _check_rows_finite(path: Path, name: str, numbers: np.ndarray, rows: np.ndar
 def read_points(path: Path | str) -> PointFile:
     """Check a file's layout; samples are read when asked for: `read_points(path)[3]`."""
     path = Path(path)
-    with reading(path, LAYOUT), h5py.File(path, "r") as file:
+    with reading_hdf5(path, LAYOUT) as file:
         if file.attrs.get("format") != FORMAT:
             raise DataError(f"{path}: has no attribute format = {FORMAT!r}; expected {LAYOUT}")
         if file.attrs.get("version") != VERSION:

@@ -16,16 +16,25 @@ from fst.data.errors import DataError
 from fst.data.images import listed
 from fst.data.point_files import Label, Points
 
+# ‖target‖² in float32, in which errors are measured, must leave room above for a first prediction
+# and below for a small error; and a sample so much smaller than the typical one would overflow the
+# first gradient.
+LEAST_SQUARE, LARGEST_SQUARE = 1e-30, 1e34
+LEAST_SHARE = 1e-16
 # A channel so much smaller adds a hundredth to the squared relative error if it is not learned.
 LARGEST_RATIO = 10.0
 
 
-def undefined_rows(rows: Int[np.ndarray, " n"], queried: Points) -> list[int]:
-    """Those rows whose ‖target‖² is zero or infinite in float32, in which errors are measured."""
+def undefined_rows(rows: Int[np.ndarray, " n"], queried: Points, typical: float = 0.0) -> list[int]:
+    """Those rows whose ‖target‖² is out of the range in which errors can be measured.
+
+    `typical` is the mean square of the targets that are learned together.
+    """
     with np.errstate(over="ignore", under="ignore"):
         squares = np.einsum("pc,pc->p", queried.values, queried.values)
         norms = np.add.reduceat(squares, np.cumsum(queried.sizes) - queried.sizes)
-    return rows[~((norms > 0) & np.isfinite(norms))].tolist()
+    least = np.maximum(LEAST_SQUARE, LEAST_SHARE * typical * queried.sizes)
+    return rows[~((norms >= least) & (norms <= LARGEST_SQUARE))].tolist()
 
 
 def refuse_undefined(path: Path, rows: Sequence[int]) -> None:
@@ -33,7 +42,7 @@ def refuse_undefined(path: Path, rows: Sequence[int]) -> None:
     if rows:
         raise DataError(
             f"{path}: the relative error is undefined for targets that are all zero, or too small "
-            f"or too large to be squared in float32, as they are in sample"
+            f"or too large to be squared in float32 or beside the others, as they are in sample"
             f"{'s' if len(rows) > 1 else ''} {listed([str(row) for row in rows])}; leave such "
             "samples out, or measure the targets in another unit"
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from fst.data.atomic import publish, settle_existing
@@ -30,6 +30,12 @@ from fst.types import Domain
 
 _CHUNK_POINTS = 4096
 _FLUSH_POINTS = 2**18
+# Kinds of numbers that could be taken for others, and the way out.
+_REFUSED = {
+    "c": "give real and imaginary parts as two channels",
+    "M": "give the time since a first one: (t - t[0]) / np.timedelta64(1, 's')",
+    "m": "divide it by a unit: t / np.timedelta64(1, 's')",
+}
 
 
 @dataclass(frozen=True)
@@ -125,12 +131,13 @@ class _Writer:
             self.pending_points += len(points)
         condition = _real(row, "condition", [] if sample.condition is None else sample.condition)
         first = self.conditions[0] if self.conditions else condition
-        if condition.ndim != 1 or condition.shape != first.shape or not _finite(condition):
+        hidden = np.ma.is_masked(condition)
+        if condition.shape != (first.size,) or hidden or not _finite(condition):
             raise ValueError(
                 f"sample {row}: condition must hold {first.size} finite numbers like the first "
-                f"sample's, got shape {condition.shape}"
+                f"sample's, got shape {condition.shape}{' with masked ones' if hidden else ''}"
             )
-        self.conditions.append(condition)
+        self.conditions.append(np.ma.getdata(condition))
         if self.pending_points > _FLUSH_POINTS:
             with writing(self.path):
                 self._flush()
@@ -196,40 +203,50 @@ class _Writer:
 
 
 def _finite(numbers: np.ndarray) -> bool:
-    return bool(np.isfinite(numbers).all())
+    return bool(np.isfinite(np.ma.getdata(numbers)).all())
 
 
-def _real(row: int, field: str, given: ArrayLike) -> Float[np.ndarray, "..."]:
-    """A sample's numbers as float32, in memory of their own: the caller may reuse its arrays."""
-    numbers = np.asarray(given)
-    if np.iscomplexobj(numbers):
+def _real(row: int, field: str, given: ArrayLike) -> np.ma.MaskedArray:
+    """A sample's numbers as float32, in memory of their own: the caller may reuse its arrays.
+
+    What a masked array hides, as netCDF readers return them, stays hidden.
+    """
+    try:
+        numbers: np.ma.MaskedArray = np.ma.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"sample {row}: {field} must be an array of numbers ({error})") from None
+    if numbers.dtype.kind in _REFUSED:
         raise ValueError(
-            f"sample {row}: {field} must be real numbers, got {numbers.dtype}; give real and "
-            "imaginary parts as two channels"
+            f"sample {row}: {field} must be real numbers, got {numbers.dtype}; "
+            f"{_REFUSED[numbers.dtype.kind]}"
         )
-    return numbers.astype(np.float32)
+    if numbers.dtype.kind not in "fiub":
+        raise ValueError(f"sample {row}: {field} must be real numbers, got {numbers.dtype}")
+    return np.ma.asarray(numbers.astype(np.float32))
 
 
 def _checked_points(
     place: str,
-    points: Float[np.ndarray, "..."],
-    numbers: Float[np.ndarray, "..."],
+    positions: np.ma.MaskedArray,
+    values: np.ma.MaskedArray,
     mask: ArrayLike | None,
     domain: Domain,
 ) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n v"]]:
     """Positions and values without masked points, or an error that says why not."""
-    if points.ndim != 2 or numbers.ndim != 2 or len(points) != len(numbers):
+    if positions.ndim != 2 or values.ndim != 2 or len(positions) != len(values):
         raise ValueError(
             f"{place} must be positions (n, axes) and values (n, channels), "
-            f"got {points.shape} and {numbers.shape}"
+            f"got {positions.shape} and {values.shape}"
         )
-    if points.shape[1] != domain.axes:
-        raise ValueError(f"{place} must have {domain.axes} axes, got {points.shape[1]}")
+    if positions.shape[1] != domain.axes:
+        raise ValueError(f"{place} must have {domain.axes} axes, got {positions.shape[1]}")
+    real = ~(np.ma.getmaskarray(positions).any(axis=1) | np.ma.getmaskarray(values).any(axis=1))
     if mask is not None:
-        real: Bool[np.ndarray, " n"] = np.asarray(mask)
-        if real.dtype != np.bool_ or real.shape != (len(points),):
-            raise ValueError(f"{place}: mask must be bool of shape ({len(points)},)")
-        points, numbers = points[real], numbers[real]
+        given = np.asarray(mask)
+        if given.dtype != np.bool_ or given.shape != (len(positions),):
+            raise ValueError(f"{place}: mask must be bool of shape ({len(positions)},)")
+        real &= given
+    points, numbers = np.ma.getdata(positions)[real], np.ma.getdata(values)[real]
     if len(points) == 0:
         raise ValueError(f"{place} must hold at least one point")
     if not (_finite(points) and _finite(numbers)):

@@ -17,6 +17,7 @@ from rich.text import Text
 from fst.evaluation.rows import ACCURACIES, Row
 from fst.evaluation.tables import NOTHING, Table, grid_name, number, unique
 from fst.pretrained import to_json
+from fst.terminal import markdown, printable
 
 SPREAD, PAPER = "  ±", "  paper"
 
@@ -188,12 +189,15 @@ class Comparison:
         for index, name in enumerate(table.header):
             drawn.add_column(Text(name), justify="right" if index else "left", no_wrap=True)
         for line in table.lines:
-            drawn.add_row(*map(Text, line), style="dim" if line[0].startswith(" ") else None)
+            drawn.add_row(
+                *(Text(printable(cell)) for cell in line),
+                style="dim" if line[0].startswith(" ") else None,
+            )
         return drawn
 
     def markdown(self) -> str:
-        notes = "\n".join(f"- {sentence}" for sentence in self.explanations())
-        return f"# {self.title}\n\n{self.table().markdown()}\n{notes}\n"
+        notes = "\n".join(f"- {markdown(sentence)}" for sentence in self.explanations())
+        return f"# {markdown(self.title)}\n\n{self.table().markdown()}\n{notes}\n"
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -14,10 +14,12 @@ from pathlib import Path
 from string import Template
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from fst.data.errors import DataError, writing
 from fst.evaluation.tables import Table
-from fst.pretrained import write_atomically
+from fst.pretrained import parse_json, write_atomically
+from fst.terminal import markdown
 
 HTML, MARKDOWN, IMAGES, WRITTEN = "index.html", "report.md", "figures", "report.json"
 WRITER = "fst report"
@@ -80,10 +82,11 @@ def write_page(page: Page, folder: Path) -> Path:
 
 def pictures_written(folder: Path) -> set[str]:
     """The names of the pictures of the page in a folder; raises if it holds something else."""
-    if not folder.exists() or not any(folder.iterdir()):
+    # A page that was killed at its very start has left no more than a part of its list.
+    if not folder.exists() or all(path.name == f"{WRITTEN}.part" for path in folder.iterdir()):
         return set()
     try:
-        listed = json.loads((folder / WRITTEN).read_bytes())
+        listed = parse_json((folder / WRITTEN).read_bytes())
         if listed["written_by"] != WRITER:
             raise ValueError
         # Whatever the list says, nothing outside the folder of pictures is removed.
@@ -97,20 +100,30 @@ def pictures_written(folder: Path) -> set[str]:
 
 def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
+    # Names may hold dollar signs, which are no mathematics; powers of ten at ticks are.
+    ticks = [
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for label in axis.get_ticklabels(which="both")
+    ]
+    for text in figure.findobj(Text):
+        text.set_parse_math(text in ticks)
     # Without the version of the library, the same figure is the same file.
     figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def markdown_page(page: Page) -> str:
-    parts = [f"# {page.title}\n", *(f"{text}\n" for text in page.paragraphs)]
+    parts = [f"# {markdown(page.title)}\n", *(f"{markdown(text)}\n" for text in page.paragraphs)]
     for section in page.sections:
-        parts += [f"## {section.heading}\n", *(f"{text}\n" for text in section.paragraphs)]
+        parts.append(f"## {markdown(section.heading)}\n")
+        parts += [f"{markdown(text)}\n" for text in section.paragraphs]
         for table in section.tables:
-            parts.append(f"**{table.title}**\n\n{table.markdown()}")
+            parts.append(f"**{markdown(table.title)}**\n\n{table.markdown()}")
         for picture in section.pictures:
-            alt = picture.caption.replace("[", "(").replace("]", ")")
-            parts.append(f"![{alt}]({IMAGES}/{picture.name}.png)\n\n*{picture.caption}*\n")
+            caption = markdown(picture.caption)
+            parts.append(f"![{caption}]({IMAGES}/{picture.name}.png)\n\n*{caption}*\n")
     return "\n".join(parts)
 
 

@@ -32,6 +32,7 @@ from fst.kernels import fuse, fused, unfuse
 from fst.metrics import relative_l2
 from fst.operators import Operator, Output
 from fst.pretrained import to_json
+from fst.terminal import printable
 from fst.types import Observations
 
 Represent = Callable[[Observations], Output]
@@ -143,7 +144,7 @@ def measure(
     errors: dict[tuple[int, int | None], list[Tensor]] = {}
     with show_progress(console) as progress:
         batches = list(row_batches(test.samples, settings))
-        for rows in progress.track(batches, description=f"testing {label}".strip()):
+        for rows in progress.track(batches, description=printable(f"testing {label}".strip())):
             output = represent(test.samples.batch(rows).observations)
             for index, samples in enumerate(views):
                 batch = samples.batch(rows)
@@ -331,7 +332,7 @@ def _grids_before_neighbors(
 
 @contextmanager
 def show_progress(console: Console | None) -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns,
         TimeRemainingColumn(),

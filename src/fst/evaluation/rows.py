@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fst.data.errors import DataError, reading, writing
-from fst.pretrained import from_json, to_json, write_atomically
+from fst.pretrained import from_json, parse_json, to_json, write_atomically
 
 # Significant digits that give a float32 back exactly.
 DIGITS = 9
@@ -158,7 +158,7 @@ def read_rows(path: Path) -> list[Row]:
     with reading(path, "result rows (JSON)"):
         text = path.read_bytes()
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
             raise ValueError("expected a list of JSON objects")
         rows = [from_json(item, Row, f"row {index}") for index, item in enumerate(data)]

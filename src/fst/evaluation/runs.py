@@ -3,7 +3,6 @@
 Everything is read as JSON or NumPy arrays; no model is loaded here.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from fst.evaluation.image_fields import ImageFields, load_image_fields
 from fst.evaluation.once import FIELDS, ROWS
 from fst.evaluation.point_fields import PointFields, load_point_fields
 from fst.evaluation.rows import Origin, Row, TrainingCost, read_rows
+from fst.pretrained import parse_json
 
 RESULTS = "results"
 
@@ -73,7 +73,7 @@ def read_curves(path: Path) -> Curves:
         lines = path.read_text(errors="replace").splitlines()
     for line in lines:
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             if entry["kind"] == "training":
                 loss.append((int(entry["step"]), float(entry["loss"])))
             elif entry["kind"] == "validation":
@@ -148,7 +148,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     with reading(path, "a JSON object"):
         try:
-            values = json.loads(path.read_text())
+            values = parse_json(path.read_text())
         except ValueError as error:
             raise DataError(f"{path}: is damaged: {error}") from None
     if not isinstance(values, dict):

@@ -9,6 +9,7 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from fst.evaluation.rows import Row
+from fst.terminal import markdown, printable
 
 NOTHING = "–"
 
@@ -24,18 +25,21 @@ class Table:
 
     def terminal(self) -> TerminalTable:
         table = TerminalTable(
-            title=self.title, title_justify="left", header_style="bold", box=SIMPLE_HEAD
+            title=Text(printable(self.title)),
+            title_justify="left",
+            header_style="bold",
+            box=SIMPLE_HEAD,
         )
         for index, name in enumerate(self.header):
             table.add_column(Text(name), justify="left" if index < self.words else "right")
         for line in self.lines:
-            table.add_row(*map(Text, line))
+            table.add_row(*(Text(printable(cell)) for cell in line))
         return table
 
     def markdown(self) -> str:
         rule = [":---" if index < self.words else "---:" for index in range(len(self.header))]
         lines = [self.header, tuple(rule), *self.lines]
-        return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines) + "\n"
+        return "\n".join("| " + " | ".join(map(markdown, line)) + " |" for line in lines) + "\n"
 
     def html(self) -> str:
         def line(cells: Sequence[str], tag: str) -> str:
@@ -193,7 +197,3 @@ def _with_paper(row: Row | None) -> str:
     if row is None:
         return NOTHING
     return number(row.error) + (f" ({number(row.paper_error)})" if row.paper_error else "")
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -19,6 +19,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from fst.pretrained import parse_json
 from fst.training.errors import CheckpointError
 
 MANIFEST, WEIGHTS, TENSORS, VALUES = (
@@ -79,7 +80,7 @@ def load(folder: Path) -> Checkpoint:
     try:
         files = _verified(folder)
         weights, tensors = (_unpack(folder / name, files[name]) for name in (WEIGHTS, TENSORS))
-        return Checkpoint(weights, tensors, json.loads(files[VALUES]))
+        return Checkpoint(weights, tensors, parse_json(files[VALUES]))
     except CheckpointError as error:
         raise CheckpointError(f"{error}. {_offer(folder)}") from None
 
@@ -123,7 +124,7 @@ def _verified(folder: Path) -> dict[str, bytes]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: there is no such checkpoint")
     try:
-        entries = json.loads((folder / MANIFEST).read_bytes())["files"]
+        entries = parse_json((folder / MANIFEST).read_bytes())["files"]
         expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries.items()}
     except FileNotFoundError:
         raise CheckpointError(f"{folder}: {MANIFEST} is missing") from None

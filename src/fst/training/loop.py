@@ -18,6 +18,7 @@ from rich.console import Console
 
 from fst.base import Model
 from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.terminal import Terminal
 from fst.training import checkpoint
 from fst.training.compilation import compiles
 from fst.training.errors import (
@@ -30,7 +31,7 @@ from fst.training.interruption import Interruption
 from fst.training.journal import Journal, Stopwatch
 from fst.training.progress import Progress
 from fst.training.records import Records
-from fst.training.run_folder import RunFolder
+from fst.training.run_folder import RunFolder, held
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer
 
@@ -76,12 +77,13 @@ def train(
     accelerator = build_accelerator(settings, training.samples.device)
     trainer = Trainer(model, training.samples, validation.samples, settings, accelerator)
     main = accelerator.is_main_process
-    console = (console or Console()) if main else Console(quiet=True)
+    console = (console or Terminal()) if main else Terminal(quiet=True)
     if trainer.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trainer.device)
-    if folder.resume_from is not None:
-        resume(trainer, folder, folder.resume_from)
     with ExitStack() as stack:
+        stack.enter_context(held(folder.path))
+        if folder.resume_from is not None:
+            resume(trainer, folder, folder.resume_from)
         stack.callback(trainer.batches.close)
         interruption = stack.enter_context(Interruption())
         start = trainer.progression.step

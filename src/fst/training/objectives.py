@@ -60,6 +60,21 @@ class RelativeL2(Objective):
     def check(self, model: Model, samples: Rows) -> None:
         _require(self, "model", model, Operator)
         _require(self, "data", samples, Samples)
+        assert isinstance(model, Operator)
+        assert isinstance(samples, Samples)
+        for name in ("domain", "value_channels", "output_channels", "condition_channels"):
+            ours, theirs = getattr(model, name), getattr(samples, name)
+            if ours != theirs:
+                raise TrainingError(
+                    f"the model's {name} must be that of the data, {theirs}, got {ours}"
+                )
+        if len(samples):
+            # One sample for what only the model knows: its grid, or the number of observations.
+            observed = samples.batch(torch.zeros(1, dtype=torch.long, device=samples.device))
+            try:
+                model.check(observed.observations.to(next(model.parameters()).device))
+            except ValueError as error:
+                raise TrainingError(f"the model does not fit the data: {error}") from None
 
     def module(self, model: Operator) -> nn.Module:
         return _AtQueries(model)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, Self
 
-from fst.pretrained import write_atomically
+from fst.pretrained import parse_json, write_atomically
 from fst.training.errors import TrainingError, clear_file_errors
 from fst.training.run_folder import RunFolder
 from fst.training.settings import TrainingSettings
@@ -60,7 +60,7 @@ def _until(folder: RunFolder, step: int) -> Iterator[bytes]:
         return
     for line in folder.metrics.read_bytes().splitlines(keepends=True):
         try:
-            if json.loads(line)["step"] <= step:
+            if parse_json(line)["step"] <= step:
                 yield line.rstrip(b"\n") + b"\n"
         except (ValueError, KeyError, TypeError):
             continue

@@ -1,26 +1,78 @@
 """A run's folder, which explains itself.
 
-    recipe.json        the resolved recipe
+    recipe.json        the resolved recipe; written last of what a start writes
+    run.json           where the data lie, and by what they are known again
     environment.json   versions, git state, hardware and command line of every start
     metrics.jsonl      one JSON object a line: training and validation
     checkpoints/       the newest few, each complete; what resuming needs
     best/              the weights with the lowest validation error, for `from_pretrained`
     tensorboard/       the same numbers as metrics.jsonl
     summary.json       written when training ends
+    .lock              held by the process that is at work here
 
 With several processes only the main one writes; the others hold the same paths.
 """
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from filelock import FileLock, Timeout
+
 from fst.base import Model
-from fst.pretrained import write_atomically
+from fst.pretrained import parse_json, write_atomically
 from fst.training import checkpoint, environment
 from fst.training.errors import CheckpointError, TrainingError, clear_file_errors
+
+LOCK = ".lock"
+# A process that was told to end may still be saving.
+PATIENCE = 20.0
+# All that a start leaves that was killed before its recipe was written.
+STARTING = {LOCK, "run.json", "environment.json"}
+STARTING |= {f"{name}.part" for name in ("run.json", "environment.json", "recipe.json")}
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder, which is made if missing; nested, it is one lock.
+
+    Of several processes that train together the first holds the lock, and all of them learn
+    whether it could. However a process ends, the lock is free again.
+    """
+    lock = FileLock(folder / LOCK, is_singleton=True)
+    first, problem = _is_first(), [""]
+    if first:
+        try:
+            with clear_file_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                try:
+                    lock.acquire(timeout=PATIENCE, poll_interval=0.2)
+                except Timeout:
+                    raise TrainingError(
+                        f"another process is at work in {folder}; try again when it has ended"
+                    ) from None
+        except TrainingError as error:
+            problem = [str(error)]
+    if PartialState._shared_state and PartialState().num_processes > 1:
+        broadcast_object_list(problem)  # or the others would wait for the first in vain
+    if problem[0]:
+        raise TrainingError(problem[0])
+    try:
+        yield
+    finally:
+        if first:
+            lock.release()
+
+
+def _is_first() -> bool:
+    """Of processes that were started together, as torchrun and accelerate number them."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 @dataclass(frozen=True)
@@ -32,26 +84,30 @@ class RunFolder:
     resume_from: Path | None = None
 
     @classmethod
-    def create(cls, path: Path | str, recipe: dict[str, Any]) -> Self:
-        """A new run. A folder that holds anything is left alone and is an error."""
+    def create(
+        cls, path: Path | str, recipe: dict[str, Any], described: dict[str, Any] | None = None
+    ) -> Self:
+        """A new run, its data `described`. A folder that holds anything else is an error."""
         folder = cls(Path(path), recipe)
-        if os.environ.get("RANK", "0") != "0":  # as torchrun and accelerate number processes
+        if not _is_first():
             return folder
         cls.require_free(path)
         with clear_file_errors(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
-            folder.write_json("recipe.json", recipe)
+            if described is not None:
+                folder.write_json("run.json", described)
             folder.write_json("environment.json", environment.describe() | {"resumed": []})
+            folder.write_json("recipe.json", recipe)
         return folder
 
     @staticmethod
     def require_free(path: Path | str) -> None:
         """Raise where a new run would overwrite something."""
         path = Path(path)
-        if os.environ.get("RANK", "0") != "0":
+        if not _is_first():
             return
         with clear_file_errors(path):
-            if path.is_dir() and any(path.iterdir()):
+            if path.is_dir() and any(each.name not in STARTING for each in path.iterdir()):
                 raise TrainingError(
                     f"{path} already holds files, and nothing is overwritten; choose another "
                     f"folder, or continue a run with: fst train --resume {path}"
@@ -66,7 +122,7 @@ class RunFolder:
         """
         path = Path(path)
         try:
-            recipe = json.loads((path / "recipe.json").read_text())
+            recipe = parse_json((path / "recipe.json").read_text())
         except OSError:
             raise TrainingError(f"{path} is no run folder: recipe.json cannot be read") from None
         except ValueError:
@@ -124,7 +180,7 @@ class RunFolder:
         file = self.path / "environment.json"
         with clear_file_errors(file):
             try:
-                description = json.loads(file.read_text())
+                description = parse_json(file.read_text())
             except (OSError, ValueError):
                 description = {}
             description.setdefault("resumed", []).append({"step": step} | environment.describe())

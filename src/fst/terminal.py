@@ -1,0 +1,45 @@
+"""Text from files on its way to people: in a name nothing is markup, and no terminal obeys it.
+
+Names of runs, classes, files and channels come from whoever wrote the files. On the way out they
+are spelled out: for a terminal (`printable`, `Terminal`), for Markdown and for spreadsheets.
+"""
+
+import html
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+
+def printable(text: str) -> str:
+    """The text with escape sequences, other control characters and lone surrogates spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error on one line."""
+    return printable(" ".join(str(error).split("\n")))
+
+
+def markdown(text: str) -> str:
+    """The text as Markdown shows it: no HTML, no links, no code, no new lines."""
+    text = html.escape(printable(text.replace("\n", " ")), quote=False)
+    return "".join(f"\\{c}" if c in "\\`[]|" else c for c in text)
+
+
+def spreadsheet(text: str) -> str:
+    """The text of a cell that no spreadsheet takes for a formula."""
+    text = printable(text)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+class Terminal(Console):
+    """A console that shows strings as they are."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
