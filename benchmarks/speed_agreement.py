@@ -34,11 +34,14 @@ from fst.kernels import fuse, unfuse
 from fst.metrics import squared_relative_l2
 from fst.operators import Operator
 from fst.training.loop import build_accelerator
+from fst.training.schedules import WarmupCosine
 from fst.training.trainer import Trainer
 
 PATHS = ("plain", "fast")
 # A fifth of the recipe's, at which single steps double the loss now and then (LOG.md).
 LEARNING_RATE = 2e-4
+# Steps, as in the recipes `fast/...`: rates that start high magnify every rounding.
+WARMUP = 300
 # A relative change of a weight that rounding to bfloat16 may make or undo.
 ROUNDING = 2.0**-9
 # Steps at the beginning, before differences are magnified very much.
@@ -61,7 +64,8 @@ def training_on_burgers(start: int, setting: Setting) -> Trainer:
                 parameter.mul_(1 + ROUNDING * (2 * torch.rand_like(parameter) - 1))
     data = burgers_samples(sizes, sizes.agreement_samples, device)
     settings = training_settings(setting, compiled=setting.compiled, steps=setting.steps)
-    settings = replace(settings, learning_rate=LEARNING_RATE)
+    schedule = WarmupCosine(warmup=min(WARMUP, setting.steps - 1), maximum=setting.steps)
+    settings = replace(settings, learning_rate=LEARNING_RATE, schedule=schedule)
     return Trainer(network, data, data, settings, build_accelerator(settings, device))
 
 
