@@ -357,7 +357,8 @@ def test_a_fused_model_can_be_compiled():
     """In another process: the compiler does not look into checked annotations."""
     folder = str(Path(__file__).parent.parent)
     words = [sys.executable, "-c", COMPILED]
-    subprocess.run(words, check=True, env=os.environ | {"PYTHONPATH": folder})
+    paths = os.pathsep.join([folder, *filter(None, sys.path)])
+    subprocess.run(words, check=True, env=os.environ | {"PYTHONPATH": paths})
 
 
 def test_somebody_elses_subclass_is_left_alone():

@@ -162,48 +162,35 @@ def attend(
     mask: Bool[Tensor, "b n"] | None,
     head_size: int,
     scale: float | None = None,
-) -> tuple[Float[Tensor, "b h p k"], bool]:
+) -> Float[Tensor, "b h p k"]:
     """Softmax attention; memory holds keys and values, and without queries these come first in it.
 
     Heads have `head_size` channels, and behind them others that the output's weights leave out.
-    The second result says whether the first of those has become one, so that it carries a bias.
     """
     scale = head_size**-0.5 if scale is None else scale
     short = memory.element_size() == 2 and memory.shape[-1] <= LONGEST_HEAD
     if mask is None and short and on_gpu(memory):
-        mixed = attention.short_attention(memory, queries, scale, head_size)
-        return mixed, head_size < memory.shape[-1]
+        return attention.short_attention(memory, queries, scale, head_size)
     *first, keys, values = memory.permute(2, 0, 3, 1, 4).unbind(0)
     keep = None if mask is None else mask[:, None, None, :]
     with sdpa_kernel(PREFERRED, set_priority=True):
-        mixed = F.scaled_dot_product_attention(
+        return F.scaled_dot_product_attention(
             first[0] if queries is None else queries, keys, values, attn_mask=keep, scale=scale
         )
-    return mixed, False
 
 
 def output_of(
-    output: nn.Linear, attended: tuple[Float[Tensor, "b h p k"], bool], packed: PackedWeights
+    output: nn.Linear, mixed: Float[Tensor, "b h p k"], packed: PackedWeights
 ) -> Float[Tensor, "b p d"]:
-    """The projection behind attention, with zeros where heads were widened.
-
-    Where the first head has a channel of ones, the bias is that channel's weight: its gradient
-    then comes with the weight's, without a sum over all tokens of its own.
-    """
-    mixed, ones = attended
+    """The projection behind attention, with zeros where heads were widened."""
     heads, size = mixed.shape[1], mixed.shape[3]
 
     def widened() -> Tensor:
         weight = output.weight.unflatten(1, (heads, -1))  # d h k
-        padding = size - weight.shape[-1]
-        if not ones:
-            return F.pad(weight, (0, padding)).flatten(1)
-        bias = F.pad(output.bias[:, None, None], (0, padding - 1, 0, heads - 1))
-        return torch.cat((weight, bias), dim=-1).flatten(1)
+        return F.pad(weight, (0, size - weight.shape[-1])).flatten(1)
 
     weight = packed.of((output,), widened)
-    tokens = mixed.transpose(1, 2).flatten(-2)
-    return F.linear(tokens, weight, None if ones else output.bias)
+    return F.linear(mixed.transpose(1, 2).flatten(-2), weight, output.bias)
 
 
 def aligned(size: int) -> int:
@@ -221,8 +208,8 @@ def attend_normed(
     """attention(LN(x)) for keys and values that `project` has made."""
     size = memory.shape[-1]
     queries = project(tokens, norm, (layer.query,), layer.heads, size, packed)
-    attended = attend(queries[:, :, 0].transpose(1, 2), memory, mask, layer.head_size)
-    return output_of(layer.output, attended, packed)
+    mixed = attend(queries[:, :, 0].transpose(1, 2), memory, mask, layer.head_size)
+    return output_of(layer.output, mixed, packed)
 
 
 class FusedAttention(Attention):
@@ -252,8 +239,8 @@ class FusedAttention(Attention):
         if not isinstance(keys_values, Tensor):
             return super().forward(tokens, keys_values, mask)
         queries = self._project(tokens, self.query)[:, :, 0].transpose(1, 2)
-        attended = attend(queries, keys_values, mask, self.head_size)
-        return output_of(self.output, attended, PackedWeights())
+        mixed = attend(queries, keys_values, mask, self.head_size)
+        return output_of(self.output, mixed, PackedWeights())
 
     def attend_to_self(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
         if not self._applies(tokens):

@@ -10,13 +10,11 @@ stay there until they are read, and a step that was not finite is named then.
 """
 
 import gc
-import logging
 import math
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ from fst.base import Model, PointStream
 from fst.data.samples import Rows
 from fst.evaluation_points import PointDraws
 from fst.kernels import fuse
-from fst.training.batches import StreamedBatches, in_order, plan
+from fst.training.batches import in_order, plan
 from fst.training.checkpoint import Checkpoint
 from fst.training.compilation import compiles, explained
 from fst.training.errors import CheckpointError, NonFiniteError, TrainingError
@@ -38,8 +36,6 @@ from fst.training.settings import TrainingSettings
 
 # Compiled code is compiled in the first step, and captured and replayed in the next two.
 COMPILING_STEPS = 3
-# A pass that only launches kernels needs no whole batch.
-PRECOMPILED_PARTS = 4
 
 
 @dataclass
@@ -134,44 +130,12 @@ class Trainer:
             self._update()
             return
         start = time.monotonic()
-        first = self._compiling_steps == COMPILING_STEPS
-        with explained(), _garbage_kept(), self._precompiling() if first else nullcontext():
+        with explained(), _garbage_kept():
             self._update()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.progression.compilation_seconds += time.monotonic() - start
         self._compiling_steps -= 1
-
-    @contextmanager
-    def _precompiling(self) -> Iterator[None]:
-        """Within, a thread makes a pass of its own, uncompiled, with a part of a batch.
-
-        It launches every kernel of ours once. Triton compiles them for the most part outside
-        Python's lock, so that they are ready when torch.compile is.
-        """
-        if self.device.type != "cuda" or isinstance(self.batches, StreamedBatches):
-            yield
-            return
-        parts = min(PRECOMPILED_PARTS, self.settings.batch_size)
-        batches = plan(self.batches.samples, replace(self.settings, accumulate=parts), 0, 1)
-        batch, draws = next(batches.at(1)), self._draw(self.model.point_stream(0, 1))
-        module, parameters = self.objective.module(self.model), self.parameters
-
-        def work() -> None:
-            try:
-                with torch.cuda.stream(torch.cuda.Stream(self.device)), self.accelerator.autocast():
-                    prediction = module(*self.objective.inputs(batch), draws)
-                    loss = self.objective.losses(prediction, batch).sum()
-                    torch.autograd.grad(loss, parameters, allow_unused=True)
-            except Exception as error:  # the step itself will say what is wrong
-                logging.getLogger(__name__).debug("kernels are not precompiled: %r", error)
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            thread.join()
 
     def _update(self) -> None:
         self.progression.step += 1
