@@ -48,6 +48,15 @@ class Model(nn.Module, ABC):
         """Parameters that weight decay leaves alone, because zero is no natural value of theirs."""
         return []
 
+    def fit_statistics(
+        self, training: Any, standardization: tuple[float, float] | None = None
+    ) -> None:
+        """Take from training data what standardises inputs and outputs; some models take nothing.
+
+        `standardization` gives the mean and standard deviation of all values instead.
+        """
+        del training, standardization
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `model.safetensors` and `config.json`, the statistics included."""
         pretrained.save(type(self).__name__, self.config, self.state_dict(), Path(folder))

@@ -25,10 +25,9 @@ from fst.commands import recipes as recipe_commands
 from fst.commands import search as search_command
 from fst.commands import train as train_command
 from fst.commands.records import write_records
-from fst.data import PointData
 from fst.evaluation.protocol import EvaluationError
 from fst.evaluation.report import report as write_report
-from fst.recipes import find, own_images
+from fst.recipes import find
 from fst.recipes.comparison import CompileMode
 from fst.recipes.recipe import Recipe
 from fst.recipes.search import MORE_STEPS, RATES, STEPS
@@ -115,17 +114,17 @@ def train(
 def train_recipe(name: str, arguments: Sequence[str]) -> None:
     """A new run: all fields of the recipe are options, with its values as defaults."""
     recipe = find(name)
-    if isinstance(recipe.data, PointData):
+    if recipe.data.shapes_options:
         # Sizes come from the file, so it is read before the other options are understood.
         named, _ = tyro.cli(DataOption, args=_without_help(arguments), return_unknown_args=True)
         if named.data is not None:
-            recipe = train_command.fit_to_data(recipe, named.data)
-    recipe = own_images.unnamed(recipe)
+            recipe = recipe.data.fit(recipe, named.data)
+    recipe = recipe.data.shown(recipe)
     default = TrainOptions(recipe, out=tyro.MISSING)
     options = tyro.cli(
         AvoidSubcommands[TrainOptions], default=default, args=arguments, prog=f"fst train {name}"
     )
-    own_images.check(options.recipe)
+    recipe.data.check_changes(options.recipe)
     train_command.train(
         options.recipe, options.out, data=options.data, device=options.device, console=console
     )

@@ -6,6 +6,7 @@ user's own units, and the statistics travel with the weights.
 """
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -158,6 +159,21 @@ class Operator(Model):
             for module in self.modules():
                 if isinstance(module, ConditionChannels):
                     module.check(observations.condition)
+
+    def fit_statistics(
+        self, training: Any, standardization: tuple[float, float] | None = None
+    ) -> None:
+        found = training.statistics()
+        values, outputs = (
+            (found.value_mean, found.value_deviation),
+            (found.output_mean, found.output_deviation),
+        )
+        if standardization is not None:
+            values = outputs = standardization
+        self.standardize_values.set(*values)
+        self.standardize_outputs.set(*outputs)
+        if self.condition_channels:
+            self.standardize_condition(training.conditions())
 
     def standardize_condition(self, conditions: Float[Tensor, "n c"]) -> None:
         """Take the statistics of the conditions of the training data."""

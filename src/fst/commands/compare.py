@@ -131,8 +131,8 @@ def _enter(
     """
     entered, counts, skipped = {}, {}, {}
     for model, asked in recipes.items():
-        recipe = train_command.fit_to_data(asked, data)
-        train_command.check_grids(recipe)
+        train_command.check_options(asked)
+        recipe = asked.data.fit(asked, data)
         try:
             with torch.device("meta"):  # shapes without numbers
                 counts[model] = parameter_count(build_model(recipe.model))

@@ -7,7 +7,6 @@ from rich.console import Console
 
 from fst.classifiers import Classifier
 from fst.commands.train import (
-    check_fits,
     check_same_data,
     choose_device,
     data_of_run,
@@ -81,7 +80,7 @@ def evaluate(
         path = data_of_run(recipe, run, data)
         # Files without stored splits are split by their size: where they have changed, samples of
         # the training may now be in the test.
-        check_fits(recipe, run, path)
+        recipe.data.check_fits(recipe, run, path)
         check_same_data(run, recipe.data, path)
         test: TestSplit = recipe.data.load_test(path, place)
         if isinstance(recipe.evaluation, ClassificationSettings):

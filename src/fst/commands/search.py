@@ -113,7 +113,7 @@ def search(
     place = train_command.choose_device(device)
     before = read_settings(out, KIND)
     data = find_data(out, recipe, data)
-    recipe = train_command.fit_to_data(recipe, data)
+    recipe = recipe.data.fit(recipe, data)
     trials = {rate: search_recipes.trial(recipe, rate, steps) for rate in sorted(rates)}
     if confirm:
         search_recipes.confirmation(next(iter(trials.values())), confirm)  # a wrong number, early

@@ -21,6 +21,7 @@ from fst.data.augmentation import PeriodicSamples
 from fst.data.errors import DataError
 from fst.data.pdebench import TrajectoryFile, file_name, open_trajectories, plan_trajectories
 from fst.data.samples import BurgersSamples, Samples
+from fst.data.source import DataSource
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
 from fst.data.views import boundary_observation_indices, index_coordinates, subset_indices
 from fst.terminal import Terminal
@@ -31,7 +32,7 @@ _CPU_BATCH = 32
 
 
 @dataclass(frozen=True)
-class BurgersData:
+class BurgersData(DataSource):
     """Trajectories of u_t + (u²/2)_x = (ν/π) u_xx, observed at t = 0 and at both end cells."""
 
     viscosities: tuple[float, ...] = (0.01,)
@@ -151,7 +152,12 @@ class BurgersData:
         return max(1, free // (4 * 12 * self.times * self.points))
 
     def load(
-        self, folder: Path, device: torch.device | str = "cpu", *, augment: bool = False
+        self,
+        folder: Path,
+        device: torch.device | str = "cpu",
+        *,
+        augment: bool = False,
+        console: Console | None = None,
     ) -> tuple[TrainingSplit, ValidationSplit]:
         """Training and validation, on the device. Rows of the test split are not read.
 

@@ -29,6 +29,7 @@ from fst.data.neuraloperator_files import (
     reflected_name,
 )
 from fst.data.samples import GridSamples, Samples
+from fst.data.source import DataSource
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
 from fst.terminal import Terminal
 
@@ -38,7 +39,7 @@ _CHUNK_NODES = {"cpu": 2**21, "cuda": 2**25}
 
 
 @dataclass(frozen=True)
-class DarcyData:
+class DarcyData(DataSource):
     """Solutions of −∇·(a∇u) = 1 on the unit square, zero on its boundary, a of two values."""
 
     resolution: int = 128
@@ -199,7 +200,12 @@ class DarcyData:
         return torch.stack(moved, dim=1)
 
     def load(
-        self, folder: Path, device: torch.device | str = "cpu", *, augment: bool = False
+        self,
+        folder: Path,
+        device: torch.device | str = "cpu",
+        *,
+        augment: bool = False,
+        console: Console | None = None,
     ) -> tuple[TrainingSplit, ValidationSplit]:
         """Training and validation, on the device. The test file is not opened."""
         train = self._open(folder / file_name("train", self.resolution), self._needed)

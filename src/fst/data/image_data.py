@@ -30,6 +30,7 @@ from fst.data.images import (
     listed,
     require_classes,
 )
+from fst.data.source import DataSource, Recipe
 from fst.data.splits import TestSplit, TrainingSplit, ValidationSplit
 from fst.terminal import Terminal
 
@@ -38,19 +39,23 @@ TRAIN, VAL = "train", "val"
 # "auto" keeps a split on the device where it takes at most this.
 _CPU_BYTES = 4 * 2**30
 _GPU_SHARE = 0.25
+# Names until the data give theirs, and how many classes the paper's numbers are about.
+CLASSES, PAPER_CLASSES = ("class 0", "class 1"), 1000
 _HELD_OUT = 0.05  # of the training images, unless their number is given
 
 Images = ResidentImages | StreamedImages
 
 
 @dataclass(frozen=True)
-class ImageData:
+class ImageData(DataSource):
     """Labelled images. The defaults are the paper's for ImageNet-1K.
 
     With `held_out` = 0, as in the paper, checkpoints are selected on the `val` images, on which the
     result is then reported: the number reported is the best of many. With `held_out` above 0 they
     are selected on training images set aside, and `val` is a test set proper.
     """
+
+    own = "images of yours: add --data FOLDER"
 
     image_size: tuple[int, int] = (224, 224)
     """Height and width of the model's images."""
@@ -157,6 +162,44 @@ class ImageData:
             listed_names = json.dumps([images.names, images.labels.tolist()])
             found.update(listed_names.encode())
         return {"splits": [found.hexdigest()[:16]]}
+
+    def fit(self, recipe: Recipe, folder: Path) -> Recipe:
+        """The classes of the data, and how many images are held out where that is left open.
+
+        What the paper reports is about ImageNet's classes.
+        """
+        changed: Any = recipe
+        count = self.count_held_out(folder) if self.held_out is None else self.held_out
+        names = self.describe(folder)
+        changed = replace(
+            changed,
+            data=replace(self, held_out=count),
+            model=replace(changed.model, class_names=names),
+        )
+        if len(names) != PAPER_CLASSES:
+            evaluation = replace(changed.evaluation, paper_errors=())
+            changed = replace(
+                changed, evaluation=evaluation, paper_parameters=None, paper_error=None
+            )
+        fitted: Recipe = changed
+        return fitted
+
+    def shown(self, recipe: Recipe) -> Recipe:
+        """Nobody wants to read placeholders for a thousand classes."""
+        changed: Any = recipe
+        shorter: Recipe = replace(changed, model=replace(changed.model, class_names=CLASSES))
+        return shorter
+
+    def check_changes(self, recipe: Any) -> None:
+        if recipe.model.class_names != CLASSES:
+            raise ValueError("model.class_names cannot be set: the classes are those of the data")
+
+    def check_options(self, recipe: Any) -> None:
+        if recipe.model.image_size != self.image_size:
+            raise ValueError(
+                "model.image_size and data.image_size must be the same, got "
+                f"{recipe.model.image_size} and {self.image_size}"
+            )
 
     def load_test(
         self, folder: Path, device: torch.device | str = "cpu", *, console: Console | None = None

@@ -5,11 +5,13 @@ Enters: row numbers. Leaves: an `ImageBatch` of float RGB images in [0, 1] and t
 training never waits for decoding. `StreamedImages` decodes in background processes.
 """
 
+import hashlib
+import json
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -41,7 +43,28 @@ class ImageBatch:
         )
 
 
-class ResidentImages(Rows):
+class LabelledRows(Rows):
+    """Images by name, each of one of the named classes."""
+
+    labels: Int[Tensor, " n"]
+    class_names: tuple[str, ...]
+    names: tuple[str, ...]
+    skipped: Any
+
+    def describe(self) -> dict[str, Any]:
+        names = "\n".join(self.names).encode()
+        labels = json.dumps(self.labels.tolist()).encode()
+        return {
+            "training_samples": len(self),
+            "class_names": list(self.class_names),
+            "fingerprint": hashlib.sha256(names + labels).hexdigest()[:16],
+        }
+
+    def left_out(self) -> dict[str, Any]:
+        return {"skipped": [f"{item.name}: {item.reason}" for item in self.skipped]}
+
+
+class ResidentImages(LabelledRows):
     """Decoded images on the device, 8 bits a channel.
 
     Training images are stored larger than the model's and cut by `augmentation`; without random
@@ -127,7 +150,7 @@ class ResidentImages(Rows):
         return crop(pixels, box, size, shape < 0, None)
 
 
-class StreamedImages(Rows):
+class StreamedImages(LabelledRows):
     """Images decoded when they are needed.
 
     `iterate` is for training: worker processes read ahead, in the order of a plan. `batch` decodes

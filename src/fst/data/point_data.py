@@ -5,7 +5,7 @@ file names or, where it names none, splits drawn by seed. Channels, axes and dom
 `PointData.describe` gives them to whoever builds the model.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,20 @@ from fst.data.point_targets import (
     undefined_rows,
     warn_of_unequal_channels,
 )
+from fst.data.source import DataSource, Recipe
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
+
+# Fixed positions on the other axes, anchors per row, and evaluation points taken from anchors, by
+# the number of axes: about a thousand anchors on two and three, and as many as a line can use.
+LAYOUTS = {1: ((), 128, 64), 2: ((32,), 32, 256), 3: ((10, 10), 10, 256)}
 
 
 @dataclass(frozen=True)
-class PointData:
+class PointData(DataSource):
     """Points from one file. The fractions and the seed matter only where it names no splits."""
+
+    own = "a file of yours: add --data FILE"
+    shapes_options = True
 
     file: str = "points.h5"
     """The file's name, where the data are given as a folder."""
@@ -61,7 +69,12 @@ class PointData:
         self._partition(self.describe(folder))
 
     def load(
-        self, folder: Path, device: torch.device | str = "cpu", *, augment: bool = False
+        self,
+        folder: Path,
+        device: torch.device | str = "cpu",
+        *,
+        augment: bool = False,
+        console: Console | None = None,
     ) -> tuple[TrainingSplit, ValidationSplit]:
         """Training and validation, on the device. Rows of the test split are not read."""
         if augment:
@@ -90,6 +103,44 @@ class PointData:
             "validation_digest": load_points(file, partition.validation).digest(),
         }
 
+    def fit(self, recipe: Recipe, folder: Path) -> Recipe:
+        """Channels and domain are the file's, and the layout of anchors follows its axes.
+
+        A model that was fitted before must fit as it is: what the file decides is not for options.
+        """
+        model: Any = getattr(recipe, "model")  # noqa: B009 (any dataclass with a model)
+        file, default = self.describe(folder), type(model)()
+        decided = _decided(file)
+        if any(getattr(model, name) != getattr(default, name) for name in decided):
+            shown = [
+                f"model.{name} cannot be {given}: it comes from this file, which has {found}"
+                for name, (given, found) in _differences(model, file).items()
+            ]
+            if shown:
+                raise DataError(f"{file.path}: {'; '.join(shown)}")
+            return recipe
+        axes = file.domain.axes
+        if len(model.low) != axes:
+            rows, per_row, from_anchors = LAYOUTS[axes]
+            decided |= {
+                "rows": rows,
+                "anchors_per_row": per_row,
+                "adaptive_axis": axes - 1,
+                "points_from_anchors": from_anchors,
+            }
+        changed: Any = recipe
+        return replace(changed, model=replace(model, **decided))
+
+    def check_fits(self, recipe: Any, run: Path, folder: Path) -> None:
+        file = self.describe(folder)
+        different = _differences(recipe.model, file)
+        if different:
+            shown = (f"{name} was {before}, is {now}" for name, (before, now) in different.items())
+            raise DataError(
+                f"{file.path}: is of another kind than the data that {run} was started with: "
+                f"{'; '.join(shown)}"
+            )
+
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit:
         file = self.describe(folder)
         rows = self._partition(file).test
@@ -109,6 +160,23 @@ class PointData:
         training = samples - validation - test
         counts = {"training": training, "validation": validation, "test": test}
         return Partition.drawn(samples, **counts, seed=self.split_seed)
+
+
+def _decided(file: PointFile) -> dict[str, Any]:
+    """The settings of a model that a file decides."""
+    return {
+        "low": file.domain.low,
+        "high": file.domain.high,
+        "value_channels": file.value_channels,
+        "output_channels": file.output_channels,
+        "condition_channels": file.condition_channels,
+    }
+
+
+def _differences(model: Any, file: PointFile) -> dict[str, tuple[Any, Any]]:
+    """Where a model does not fit a file: by name, what the model has and what the file has."""
+    pairs = {name: (getattr(model, name), value) for name, value in _decided(file).items()}
+    return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
 
 
 def load_points(file: PointFile, rows: np.ndarray) -> PointSamples:

@@ -84,6 +84,14 @@ class Rows(ABC):
     ) -> Any:
         """The given rows, at the `chosen` targets (all of them when None)."""
 
+    def describe(self) -> dict[str, Any]:
+        """Enough of training data to notice when others have taken their place, as JSON values."""
+        return {"training_samples": len(self)}
+
+    def left_out(self) -> dict[str, Any]:
+        """What could not be read and did not stop a run, which keeps it."""
+        return {}
+
 
 class Samples(Rows):
     """One split of one data set of solutions."""
@@ -113,6 +121,19 @@ class Samples(Rows):
     @abstractmethod
     def statistics(self) -> Statistics:
         """For standardisation. Ask the training split only."""
+
+    def describe(self) -> dict[str, Any]:
+        statistics = self.statistics()
+        condition_mean, condition_deviation = moments(self.conditions())
+        return {
+            "training_samples": len(self),
+            "output_mean": statistics.output_mean.reshape(-1).tolist(),
+            "output_deviation": statistics.output_deviation.reshape(-1).tolist(),
+            "value_mean": statistics.value_mean.reshape(-1).tolist(),
+            "value_deviation": statistics.value_deviation.reshape(-1).tolist(),
+            "condition_mean": condition_mean.tolist(),
+            "condition_deviation": condition_deviation.tolist(),
+        }
 
 
 def random_subsets(

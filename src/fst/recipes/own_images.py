@@ -3,11 +3,8 @@
 The three models share data, schedule and budget, so that their accuracies can be compared.
 """
 
-from dataclasses import replace
-from pathlib import Path
-
 from fst.baselines import CNNViTConfig, ViTConfig
-from fst.data import ImageData
+from fst.data.image_data import CLASSES, ImageData
 from fst.evaluation.classification import ClassificationSettings
 from fst.recipes.recipe import Recipe
 from fst.training.objectives import CrossEntropy
@@ -16,9 +13,7 @@ from fst.training.settings import TrainingSettings
 from fst.vision import ImageClassifierConfig
 
 TASK = "own-images"
-CLASSES = ("class 0", "class 1")
 SIZE, PATCH = (128, 128), 8
-PAPER_CLASSES = 1000
 
 
 def _recipe(
@@ -81,44 +76,3 @@ def cnn_vit() -> Recipe:
     """
     model = CNNViTConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH)
     return _recipe("cnn-vit", "CNN-ViT", model)
-
-
-def fitted(recipe: Recipe, class_names: tuple[str, ...]) -> Recipe:
-    """The recipe with the classes of the data. What the paper reports is about ImageNet's."""
-    model = recipe.model
-    assert isinstance(model, ImageClassifierConfig | ViTConfig)
-    fits = replace(recipe, model=replace(model, class_names=class_names))
-    if len(class_names) == PAPER_CLASSES:
-        return fits
-    evaluation = replace(recipe.evaluation, paper_errors=())
-    return replace(fits, evaluation=evaluation, paper_parameters=None, paper_error=None)
-
-
-def with_share_held_out(recipe: Recipe, data: Path) -> Recipe:
-    """The recipe with the number of images held out, where it leaves that to the data."""
-    assert isinstance(recipe.data, ImageData)
-    if recipe.data.held_out is not None:
-        return recipe
-    count = recipe.data.count_held_out(data)
-    return replace(recipe, data=replace(recipe.data, held_out=count))
-
-
-def unnamed(recipe: Recipe) -> Recipe:
-    """For a list of options: nobody wants to read placeholders for a thousand classes."""
-    if not isinstance(recipe.model, ImageClassifierConfig | ViTConfig):
-        return recipe
-    return replace(recipe, model=replace(recipe.model, class_names=CLASSES))
-
-
-def check(recipe: Recipe) -> None:
-    """Raise where options of an image recipe cannot be followed."""
-    model, data = recipe.model, recipe.data
-    if not isinstance(model, ImageClassifierConfig | ViTConfig):
-        return
-    if model.class_names != CLASSES:
-        raise ValueError("model.class_names cannot be set: the classes are those of the data")
-    if isinstance(data, ImageData) and model.image_size != data.image_size:
-        raise ValueError(
-            f"model.image_size and data.image_size must be the same, got {model.image_size} and "
-            f"{data.image_size}"
-        )

@@ -39,12 +39,12 @@ ModelConfig = (
     | ViTConfig
     | CNNViTConfig
 )
-DataSource = BurgersData | DarcyData | PointData | ImageData
+RecipeData = BurgersData | DarcyData | PointData | ImageData
 Evaluation = EvaluationSettings | ClassificationSettings
 
 for union in (
     ModelConfig,
-    DataSource,
+    RecipeData,
     RelativeL2 | CrossEntropy,
     Stages | Plateau | WarmupCosine,
 ):
@@ -61,7 +61,7 @@ class Recipe:
     task: str
     model_name: str
     model: ModelConfig
-    data: DataSource
+    data: RecipeData
     training: TrainingSettings
     evaluation: Evaluation
     data_folder: str = "burgers"
