@@ -24,7 +24,7 @@ from fst.baselines.outputs import ChunkedOutput
 from fst.model import ConditionEncoder
 from fst.nn import MLP, FourierFeatures, Spacing
 from fst.operators import Operator
-from fst.types import Domain, Observations
+from fst.types import Domain, Observations, check_fields
 
 LATENT_DEVIATION = 0.02  # of the latents' truncated normal initialisation, as in Perceiver
 
@@ -49,6 +49,7 @@ class PerceiverIOConfig:
     fourier_spacing: Spacing = "linear"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_sizes(
             value_channels=self.value_channels,
             output_channels=self.output_channels,

@@ -32,6 +32,7 @@ from fst.data.images import (
 )
 from fst.data.splits import TestSplit, TrainingSplit, ValidationSplit
 from fst.terminal import Terminal
+from fst.types import check_fields
 
 TRAIN, VAL = "train", "val"
 
@@ -83,6 +84,7 @@ class ImageData:
     """Threads that decode, or background processes of the streamed path; None is one a core."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if min(self.image_size) < 1 or self.resize < min(self.image_size):
             raise ValueError(
                 "image_size must be positive and resize at least its short side, "

@@ -23,6 +23,7 @@ from fst.data.point_targets import (
     warn_of_unequal_channels,
 )
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
+from fst.types import check_fields
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class PointData:
     """Of the splits of a file that names none."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         fractions = self.validation_fraction, self.test_fraction
         if not (fractions[0] > 0 and fractions[1] >= 0 and sum(fractions) < 1):
             raise ValueError(
