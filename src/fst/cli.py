@@ -92,6 +92,7 @@ def train(
     device: str | None = None,
     resume: Path | None = None,
     checkpoint: str | None = None,
+    rate_factor: float | None = None,
 ) -> None:
     """Train a recipe: fst train RECIPE --out DIR, or continue: fst train --resume DIR.
 
@@ -104,11 +105,20 @@ def train(
         device: cpu or cuda; a GPU where there is one.
         resume: Continue the run in this folder.
         checkpoint: With --resume: continue from this checkpoint instead of the newest.
+        rate_factor: With --resume: multiply the learning rates by this from here on, for a run
+            that became NaN or infinite.
     """
     del recipe, out  # a recipe's options are parsed by train_recipe, before this is reached
     if resume is None:
         raise TrainingError("name a recipe (fst train RECIPE --out DIR) or --resume DIR")
-    train_command.resume(resume, checkpoint=checkpoint, data=data, device=device, console=console)
+    train_command.resume(
+        resume,
+        checkpoint=checkpoint,
+        rate_factor=rate_factor,
+        data=data,
+        device=device,
+        console=console,
+    )
 
 
 def train_recipe(name: str, arguments: Sequence[str]) -> None:
