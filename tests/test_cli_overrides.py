@@ -1,5 +1,7 @@
 """Overrides that the data do not allow: one line before training, and no folder is left behind."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from fst.cli import USER_ERROR
@@ -46,3 +48,57 @@ def test_a_baseline_must_fit_the_grid_and_the_observations(capsys, tmp_path, dat
     assert code == USER_ERROR
     assert "must hold the 1424 observations" in err
     assert not (tmp_path / "run").exists()
+
+
+LARGE = {
+    "width": ["--model.width", "1600000"],
+    "bands": ["--model.fourier-bands", str(10**10)],
+    "rows": ["--model.rows", str(10**10)],
+    "batch": ["--training.batch-size", str(10**12)],
+    "batch beyond any size": ["--training.batch-size", str(10**18)],
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_cannot_be_allocated_is_one_line(capsys, tmp_path, data, name):
+    words = [*MODEL, *TRAINING, *BURGERS, *LARGE[name], "--device", "cpu", "--data", data]
+    code, _, err = run(capsys, "train", "demo/burgers", "--out", tmp_path / "run", *words)
+    assert code == USER_ERROR
+    assert "not enough memory" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+NUMBERS = {
+    "rate": (["--training.learning-rate", "inf"], "learning_rate must be finite, got inf"),
+    "large rate": (["--training.learning-rate", "1e38"], "learning_rate must be above 0 and at"),
+    "decay": (["--training.weight-decay", "nan"], "weight_decay must be finite, got nan"),
+    "time": (["--data.final-time", "inf"], "final_time must be finite, got inf"),
+    "batch": (["--training.batch-size", str(10**20)], "batch_size must be below 2**63"),
+    "points": (["--model.points-from-sobol", str(10**13)], "points_from_sobol times"),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_that_nothing_can_use_is_named(capsys, tmp_path, name):
+    words, message = NUMBERS[name]
+    code, _, err = run(capsys, "train", "demo/burgers", "--out", tmp_path / "run", *words)
+    assert code == USER_ERROR
+    assert message in " ".join(" ".join(line.strip(" │") for line in err.splitlines()).split())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("task", ["burgers", "darcy"])
+@pytest.mark.parametrize("device", ["meta", "mps", "teapot"])
+def test_data_are_made_on_a_cpu_or_a_gpu(capsys, tmp_path, task, device):
+    code, _, err = run(capsys, "data", task, "--out", tmp_path / "data", "--device", device)
+    assert code == USER_ERROR
+    assert f"device must be cpu, cuda or cuda:N, got '{device}'" in err
+    assert not (tmp_path / "data").exists()
+
+
+def test_sizes_of_files_are_said_in_units_that_differ(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=20_000))
+    code, _, err = run(capsys, "data", "burgers", "--out", tmp_path / "d", "--training", "1")
+    assert code == USER_ERROR
+    assert "needs 152.3" in err
+    assert "MB, but its disk has 20 kB free" in err

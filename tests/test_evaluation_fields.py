@@ -117,7 +117,7 @@ def test_a_pickle_inside_is_not_opened(saved):
             return (pytest.fail, ("a pickle was opened",))
 
     rewritten(path, truth=np.array([Trap()], dtype=object))
-    with pytest.raises(DataError, match="no file of saved fields"):
+    with pytest.raises(DataError, match="cannot be read as saved fields"):
         load_fields(path)
 
 

@@ -92,6 +92,7 @@ def train(
     device: str | None = None,
     resume: Path | None = None,
     checkpoint: str | None = None,
+    rate_factor: float | None = None,
 ) -> None:
     """Train a recipe: fst train RECIPE --out DIR, or continue: fst train --resume DIR.
 
@@ -104,11 +105,20 @@ def train(
         device: cpu or cuda; a GPU where there is one.
         resume: Continue the run in this folder.
         checkpoint: With --resume: continue from this checkpoint instead of the newest.
+        rate_factor: With --resume: multiply the learning rates by this from here on, for a run
+            that became NaN or infinite.
     """
     del recipe, out  # a recipe's options are parsed by train_recipe, before this is reached
     if resume is None:
         raise TrainingError("name a recipe (fst train RECIPE --out DIR) or --resume DIR")
-    train_command.resume(resume, checkpoint=checkpoint, data=data, device=device, console=console)
+    train_command.resume(
+        resume,
+        checkpoint=checkpoint,
+        rate_factor=rate_factor,
+        data=data,
+        device=device,
+        console=console,
+    )
 
 
 def train_recipe(name: str, arguments: Sequence[str]) -> None:
@@ -341,6 +351,14 @@ data_app.command(data_commands.darcy)
 app.command(data_app, name="data", help="Make or check data files.")
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether something was too large to be allocated; PyTorch says so in words alone."""
+    words = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. User errors are one line on standard error and exit code 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -360,8 +378,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = "; the same command goes on where it stopped" if goes_on else ""
         print(f"fst: interrupted{hint}", file=sys.stderr)
         return INTERRUPTED
-    except ERRORS as error:
-        print(f"fst: error: {one_line(error)}", file=sys.stderr)
+    except Exception as error:
+        short = is_out_of_memory(error)
+        if not short and not isinstance(error, ERRORS):
+            raise
+        reason = (
+            f"not enough memory for this ({one_line(error)[:200]})" if short else one_line(error)
+        )
+        print(f"fst: error: {reason}", file=sys.stderr)
         return USER_ERROR
     return 0
 

@@ -5,7 +5,10 @@ from math import prod
 from typing import Literal
 
 from fst.nn import Spacing
-from fst.types import Domain
+from fst.types import Domain, check_fields
+
+# A Sobol sequence ends there.
+LONGEST_SEQUENCE = 2**30
 
 
 def check_sizes(config: object, **least: int) -> None:
@@ -66,6 +69,7 @@ class FunctionSpaceConfig:
     observe: Literal["every-step", "first-step"] = "every-step"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         axes = Domain(self.low, self.high).axes
         check_sizes(
             self,
@@ -95,6 +99,11 @@ class FunctionSpaceConfig:
             raise ValueError(
                 f"points_from_anchors must be at most the {self.anchors} anchors, "
                 f"got {self.points_from_anchors}"
+            )
+        if self.points_from_sobol * self.refinement_steps > LONGEST_SEQUENCE:
+            raise ValueError(
+                f"points_from_sobol times refinement_steps must be at most {LONGEST_SEQUENCE:,}, "
+                f"got {self.points_from_sobol:,} and {self.refinement_steps:,}"
             )
         if self.points_from_anchors + self.points_from_sobol < 1:
             raise ValueError("points_from_anchors and points_from_sobol cannot both be 0")

@@ -7,8 +7,10 @@ numbers themselves (finite, inside the domain) is checked by `check_observations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,6 +20,54 @@ from torch import Tensor
 DOMAIN_TOLERANCE = 1e-5
 # A distance in length scales is squared in float32, which ends at 3e38.
 LARGEST_RATIO = 1e18
+
+
+def check_argument(name: str, value: object, kind: Any) -> None:
+    """Raise unless an argument is of a kind, given as an annotation; numbers must be usable."""
+    if not _is_kind(value, kind):
+        raise TypeError(f"{name} must be {_in_words(kind)}, got {value!r:.80}")
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ValueError(f"{name} must be finite, got {value}")
+        if isinstance(number, int) and abs(number) >= 2**63:
+            raise ValueError(f"{name} must be below 2**63, got {number:.3e}")
+
+
+def check_fields(record: Any) -> None:
+    """Raise unless every field of a dataclass is what its annotation says."""
+    hints = get_type_hints(type(record))
+    for field in fields(record):
+        check_argument(field.name, getattr(record, field.name), hints[field.name])
+
+
+def _is_kind(value: object, kind: Any) -> bool:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is_kind(value, each) for each in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        return len(value) == len(kinds) and all(map(_is_kind, value, kinds))
+    if kind in (int, float):  # a bool is an int to Python, but nobody means one
+        number = Integral if kind is int else Real
+        return isinstance(value, number) and not isinstance(value, bool)
+    return value is None if kind is NoneType else isinstance(value, kind)
+
+
+def _in_words(kind: Any) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_in_words, arguments))
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, arguments))}"
+    if origin is tuple:
+        several = arguments[-1] is Ellipsis
+        return f"a tuple of {'some' if several else len(arguments)}, each {_in_words(arguments[0])}"
+    words = {int: "a whole number", float: "a number", bool: "True or False", NoneType: "None"}
+    return words.get(kind) or kind.__name__
 
 
 def check_tensor(name: str, value: object, shape: str, *, dtype: torch.dtype | None = None) -> None:
@@ -119,6 +169,9 @@ class Domain:
     high: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        # Spelled out: a domain is also made inside compiled models.
+        if not all(hasattr(number, "__float__") for number in (*self.low, *self.high)):
+            raise TypeError(f"low and high must be numbers, got low={self.low}, high={self.high}")
         if len(self.low) != len(self.high) or not 1 <= len(self.low) <= 3:
             raise ValueError(
                 "low and high must give one number for each of 1 to 3 axes, "

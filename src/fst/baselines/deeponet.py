@@ -19,7 +19,7 @@ from fst.baselines.inputs import check_sizes
 from fst.baselines.outputs import ChunkedOutput
 from fst.evaluation_points import PointDraws
 from fst.operators import Operator
-from fst.types import Domain, Observations
+from fst.types import Domain, Observations, check_fields
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class DeepONetConfig:
     trunk: tuple[int, ...] = (918, 918)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_sizes(observations=self.observations)
         for name in ("branch", "trunk"):
             widths = getattr(self, name)

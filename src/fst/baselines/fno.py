@@ -18,7 +18,7 @@ from fst.baselines.inputs import check_sizes
 from fst.baselines.outputs import GridOutput, check_observed_once, observed_cells, place_on_grid
 from fst.evaluation_points import PointDraws
 from fst.operators import ConditionChannels, Operator
-from fst.types import Domain, Observations
+from fst.types import Domain, Observations, check_fields
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class FNOConfig:
     """Fourier modes kept on each axis, in the order of the axes."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         axes = self.domain.axes
         for name in ("grid", "modes"):
             numbers = getattr(self, name)

@@ -23,7 +23,7 @@ from fst.evaluation_points import PointDraws
 from fst.model import ConditionEncoder
 from fst.nn import MLP, Attention, FourierFeatures, Spacing
 from fst.operators import Operator
-from fst.types import Domain, Observations
+from fst.types import Domain, Observations, check_fields
 
 LATENT_STD = 0.02  # of the latents' truncated normal initialisation, as in Perceiver
 
@@ -48,6 +48,7 @@ class PerceiverIOConfig:
     fourier_spacing: Spacing = "linear"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_sizes(
             value_channels=self.value_channels,
             output_channels=self.output_channels,

@@ -20,7 +20,7 @@ from fst.baselines.outputs import GridOutput, check_observed_once, observed_cell
 from fst.baselines.physics_attention import PointNetwork
 from fst.evaluation_points import PointDraws
 from fst.operators import Operator, Output
-from fst.types import Domain, Observations, check_queries
+from fst.types import Domain, Observations, check_fields, check_queries
 
 # The paper's grouped evaluation: queries in a random order, so that each group spans the domain.
 GROUP_SEED, GROUP_SIZE = 2026091601, 2_500
@@ -40,6 +40,7 @@ class TransolverConfig:
     slices: int = 32
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_sizes(
             value_channels=self.value_channels,
             output_channels=self.output_channels,

@@ -1,7 +1,7 @@
 """`fst compare`: the models of one task, trained with the same budget and scored on the same grids.
 
 DIR/settings.json         what the comparison is: task, budget, compilation, device, runs
-DIR/data.json             where its data lie, and marks by which they are known
+DIR/data.json             where its data lie, and their fingerprint
 DIR/recipes/MODEL.json    each model's recipe before the budget
 DIR/plans/MODEL.json      the steps that the budget gives it, with the measurement behind them
 DIR/MODEL-seedN/          an ordinary run folder: fst report, predict and evaluate take it
@@ -225,10 +225,10 @@ def describe(
 def _starts(run: Path) -> list[dict[str, Any]]:
     """With what, and on what, a run was started and resumed."""
     environment = read_json(run / "environment.json")
-    if environment is None:
-        return []
-    starts = [environment, *environment.get("resumed", [])]
-    return [{key: each.get(key) for key in ("hardware", "versions", "git")} for each in starts]
+    resumed = environment.get("resumed") if isinstance(environment, dict) else None
+    starts = [environment, *(resumed if isinstance(resumed, list) else [])]
+    names = ("hardware", "versions", "git")
+    return [{name: each.get(name) for name in names} for each in starts if isinstance(each, dict)]
 
 
 def _differences(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
@@ -245,10 +245,10 @@ def _steady_rate(run: Path) -> float | None:
     for line in (run / "metrics.jsonl").read_text(errors="replace").splitlines():
         try:
             entry = parse_json(line)
-        except ValueError:  # of a writer that was killed
+            if entry["kind"] == "training":
+                rates.append(float(entry["steps_per_second"]))
+        except (ValueError, KeyError, TypeError):  # of a writer that was killed
             continue
-        if entry.get("kind") == "training":
-            rates.append(entry["steps_per_second"])
     return statistics.median(rates) if len(rates) >= FEWEST_LINES else None
 
 

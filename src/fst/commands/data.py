@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
+from fst.commands.predict import find_device
 from fst.data import burgers as burgers_law
 from fst.data.burgers_data import BurgersData
 from fst.data.check import Description, check_file, check_folder
@@ -62,7 +62,7 @@ def burgers(
     console = Terminal()
     viscosities = tuple(burgers_law.VISCOSITIES) if all_viscosities else viscosity
     with _settings():
-        place = _device(device)
+        place = find_device(device)
         _check_batch_size(batch_size)
         data = BurgersData(
             viscosities=viscosities,
@@ -118,7 +118,7 @@ def darcy(
     """
     console = Terminal()
     with _settings():
-        place = _device(device)
+        place = find_device(device)
         _check_batch_size(batch_size)
         data = DarcyData(
             resolution=resolution,
@@ -172,18 +172,6 @@ def _settings() -> Iterator[None]:
         yield
     except ValueError as error:
         raise DataError(str(error)) from error
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device must be cpu or cuda, got {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, but PyTorch sees no GPU")
-    return device
 
 
 def _check_batch_size(batch_size: int | None) -> None:

@@ -123,7 +123,7 @@ def read_queries(source: Path | str, domain: Domain) -> Queries:
 def grid_queries(text: str, domain: Domain) -> Queries:
     """Evenly spaced points from one end of each axis to the other, the last axis fastest."""
     counts = tuple(map(int, text.split("x")))
-    if len(counts) != domain.axes or min(counts) < 1:
+    if len(counts) != domain.axes or not 1 <= min(counts) <= max(counts) < 2**31:
         raise DataError(
             f"{text}: a grid must give a positive number for each of the {domain.axes} axes, "
             f"such as {'x'.join(['64'] * domain.axes)}"

@@ -1,7 +1,7 @@
 """`fst search`: the paper's learning-rate search, for any recipe.
 
 DIR/settings.json     recipe, rates, steps
-DIR/data.json         where its data lie, and marks by which they are known
+DIR/data.json         where its data lie, and their fingerprint
 DIR/rate-R/           one trial a rate: an ordinary run folder
 DIR/confirm-R/        the winning trial carried on: an ordinary run folder
 DIR/search.md, .json  the table

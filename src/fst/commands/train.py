@@ -1,6 +1,7 @@
 """`fst train`: data, model, loop, run folder, in that order."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from fst.training.loop import Summary
 from fst.training.loop import train as run_training
 from fst.training.records import check_wandb
 from fst.training.run_folder import RunFolder, held
+from fst.training.settings import TrainingSettings
+
+RATE_FACTOR = "rate_factor"
 
 
 class OtherDataError(TrainingError):
@@ -74,19 +78,30 @@ def resume(
     out: Path,
     *,
     checkpoint: str | None = None,
+    rate_factor: float | None = None,
     data: Path | None = None,
     device: str | None = None,
     console: Console | None = None,
 ) -> Summary:
-    """Continue the run in `out` from its newest checkpoint, or from the one named."""
+    """Continue the run in `out` from its newest checkpoint, or from the one named.
+
+    `rate_factor` multiplies the learning rates from here on, and is kept for later starts.
+    """
     place = choose_device(device)
+    if rate_factor is not None and not 0 < rate_factor <= 1:
+        raise TrainingError(f"rate_factor must be above 0 and at most 1, got {rate_factor}")
     RunFolder.resume(out, checkpoint)  # a mistake is told at once
     with held(out):
-        return _resume(RunFolder.resume(out, checkpoint), data, place, console)
+        folder = RunFolder.resume(out, checkpoint)
+        return _resume(folder, rate_factor or 1.0, data, place, console)
 
 
 def _resume(
-    folder: RunFolder, data: Path | None, place: torch.device, console: Console | None
+    folder: RunFolder,
+    rate_factor: float,
+    data: Path | None,
+    place: torch.device,
+    console: Console | None,
 ) -> Summary:
     out = folder.path
     if (out / "summary.json").is_file():
@@ -100,7 +115,24 @@ def _resume(
     if data is not None and PartialState().is_main_process:
         record_data(out, data)
     model = prepare_model(recipe, training.samples)
-    return run_training(model, training, validation, recipe.training, folder, console=console)
+    settings = _with_lower_rates(recipe.training, out, rate_factor)
+    return run_training(model, training, validation, settings, folder, console=console)
+
+
+def _with_lower_rates(settings: TrainingSettings, run: Path, factor: float) -> TrainingSettings:
+    """The settings with rates times all factors that a run was ever resumed with."""
+    described = read_run(run)
+    before = described.get(RATE_FACTOR)
+    total = factor * (before if isinstance(before, float) else 1.0)
+    PartialState().wait_for_everyone()  # until all have read
+    if factor != 1 and PartialState().is_main_process:
+        write_json(run / "run.json", described | {RATE_FACTOR: total})
+    predictor = settings.predictor_learning_rate
+    return replace(
+        settings,
+        learning_rate=total * settings.learning_rate,
+        predictor_learning_rate=None if predictor is None else total * predictor,
+    )
 
 
 def load(

@@ -7,6 +7,7 @@ name. A part of another law is refused: continuing it would mix two data sets.
 """
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -254,9 +255,15 @@ def _check_space(plan: Plan) -> None:
         free += plan.part.stat().st_size
     if plan.bytes > free:
         raise DataError(
-            f"{plan.path}: needs {plan.bytes / 1e9:.1f} GB, "
-            f"but its disk has {free / 1e9:.1f} GB free"
+            f"{plan.path}: needs {_size(plan.bytes)}, but its disk has {_size(free)} free"
         )
+
+
+def _size(count: float) -> str:
+    """Bytes with a unit in which they are a number to read; to the byte they might look equal."""
+    units = ("bytes", "kB", "MB", "GB", "TB")
+    power = min(len(units) - 1, int(math.log10(max(count, 1)) // 3))
+    return f"{count / 1000**power:.6g} {units[power]}"
 
 
 def _difference(existing: Law, wanted: Law) -> str:

@@ -23,6 +23,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fst.types import check_argument
+
 VISCOSITIES = (0.001, 0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 1.0, 2.0, 4.0)
 # Just below Harten's bound of ½, and no round number: were speeds that are round numbers to ask for
 # a whole number of substeps, rounding would decide which. `_window` rounds with the same care.
@@ -64,8 +66,11 @@ def sample_initial(
     in ten is replaced by its absolute value with a random sign, one in ten is windowed.
     """
     for name, value, least in (("count", count, 0), ("points", points, 2), ("start", start, 0)):
+        check_argument(name, value, int)
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise TypeError(f"seed must be a whole number, got {seed!r:.80}")
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed must be at least 0 and below 2**64, got {seed}")
     draws = _uniform_numbers(count, seed, start)
@@ -173,6 +178,8 @@ def _checked(
     for earlier, later in pairwise(moments):
         if earlier >= later:
             raise ValueError(f"times must increase, got {earlier} before {later}")
+    if not isinstance(viscosity, Tensor):
+        check_argument("viscosity", viscosity, float)
     viscosities = torch.as_tensor(viscosity, dtype=torch.float64, device=initial.device)
     if viscosities.ndim > 1 or viscosities.shape not in ((), initial.shape[:1]):
         raise ValueError(

@@ -25,6 +25,7 @@ from fst.data.source import DataSource
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
 from fst.data.views import boundary_observation_indices, index_coordinates, subset_indices
 from fst.terminal import Terminal
+from fst.types import check_fields
 
 # Coordinates stored in float32, or computed in another order, differ by less than this.
 _COORDINATE_TOLERANCE = 1e-5
@@ -61,6 +62,7 @@ class BurgersData(DataSource):
     """Whether the viscosity is given to the model."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.viscosities or any(not nu > 0 for nu in self.viscosities):
             raise ValueError(f"viscosities must be positive numbers, got {self.viscosities}")
         if len(set(self.viscosities)) != len(self.viscosities):

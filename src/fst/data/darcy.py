@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fst.data.elliptic import conjugate_gradients, divergence_form, inverse_laplacian
+from fst.types import check_argument
 
 HIGH = 0.36
 LOW = 0.02
@@ -49,8 +50,10 @@ def sample_field(
 ) -> Float[Tensor, "count nodes nodes"]:
     """Samples `start` to `start + count` of the Gaussian field g on the nodes i/(nodes−1)."""
     for name, value, least in (("count", count, 1), ("seed", seed, 0), ("start", start, 0)):
+        check_argument(name, value, int)
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
+    check_argument("nodes", nodes, int)
     if nodes < 2:
         raise ValueError(f"nodes must be at least 2 (both ends of an axis), got {nodes}")
     draws = np.empty((count, MODES, MODES))
@@ -117,6 +120,10 @@ def solve_with_report(
 ) -> tuple[Float[Tensor, "b k k"], Report]:
     """`solve`, and what it took."""
     check_coefficient(coefficient)
+    check_argument("tolerance", tolerance, float)
+    check_argument("max_iterations", max_iterations, int)
+    if not isinstance(source, Tensor):
+        check_argument("source", source, float)
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive, got {tolerance}")
     coefficient = coefficient.double()
@@ -146,7 +153,9 @@ def solve_with_report(
 
 
 def check_coefficient(coefficient: Tensor) -> None:
-    """Raises a ValueError that says what is wrong with a coefficient."""
+    """Raises an error that says what is wrong with a coefficient."""
+    if not isinstance(coefficient, Tensor):
+        raise TypeError(f"coefficient must be a tensor (b k k), got {type(coefficient).__name__}")
     shape = tuple(coefficient.shape)
     if len(shape) != 3 or shape[1] != shape[2] or shape[1] < 3:
         raise ValueError(f"coefficient must have shape (b, k, k) with k at least 3, got {shape}")

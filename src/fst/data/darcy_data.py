@@ -32,6 +32,7 @@ from fst.data.samples import GridSamples, Samples
 from fst.data.source import DataSource
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
 from fst.terminal import Terminal
+from fst.types import check_fields
 
 _BATCH = {"cpu": 16, "cuda": 256}
 # Fine-grid samples solved at once for reflections: some 20 float64 arrays of their size.
@@ -66,6 +67,7 @@ class DarcyData(DataSource):
     data made here."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if min(self.training, self.validation, self.test) < 0 or self.training == 0:
             raise ValueError(
                 "training must be positive, validation and test not negative, "

@@ -33,6 +33,7 @@ from fst.data.images import (
 from fst.data.source import DataSource, Recipe
 from fst.data.splits import TestSplit, TrainingSplit, ValidationSplit
 from fst.terminal import Terminal
+from fst.types import check_fields
 
 TRAIN, VAL = "train", "val"
 
@@ -88,6 +89,7 @@ class ImageData(DataSource):
     """Threads that decode, or background processes of the streamed path; None is one a core."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if min(self.image_size) < 1 or self.resize < min(self.image_size):
             raise ValueError(
                 "image_size must be positive and resize at least its short side, "

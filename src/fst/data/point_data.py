@@ -24,6 +24,7 @@ from fst.data.point_targets import (
 )
 from fst.data.source import DataSource, Recipe
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
+from fst.types import check_fields
 
 # Fixed positions on the other axes, anchors per row, and evaluation points taken from anchors, by
 # the number of axes: about a thousand anchors on two and three, and as many as a line can use.
@@ -47,6 +48,7 @@ class PointData(DataSource):
     """Of the splits of a file that names none."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         fractions = self.validation_fraction, self.test_fraction
         if not (fractions[0] > 0 and fractions[1] >= 0 and sum(fractions) < 1):
             raise ValueError(

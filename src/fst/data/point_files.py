@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike
 from fst.data.atomic import first_not_finite
 from fst.data.errors import DataError, reading_hdf5
 from fst.data.splits import Partition
-from fst.types import DOMAIN_TOLERANCE, Domain
+from fst.types import DOMAIN_TOLERANCE, Domain, check_argument
 
 FORMAT = "fst-points"
 VERSION = 1
@@ -173,6 +173,7 @@ def _check_rows_finite(path: Path, name: str, numbers: np.ndarray, rows: np.ndar
 
 def read_points(path: Path | str) -> PointFile:
     """Check a file's layout; samples are read when asked for: `read_points(path)[3]`."""
+    check_argument("path", path, Path | str)
     path = Path(path)
     with reading_hdf5(path, LAYOUT) as file:
         if file.attrs.get("format") != FORMAT:

@@ -26,7 +26,7 @@ from fst.data.point_files import (
     inside,
 )
 from fst.data.splits import SPLITS, Partition
-from fst.types import Domain
+from fst.types import Domain, check_argument
 
 _CHUNK_POINTS = 4096
 _FLUSH_POINTS = 2**18
@@ -70,6 +70,10 @@ def write_points(
     `splits` names row numbers as training, validation and test; without it they are drawn by seed
     when the file is used. Errors of the samples' own making pass through as they are.
     """
+    check_argument("path", path, Path | str)
+    check_argument("domain", domain, Domain)
+    check_argument("labels", labels, Labels | None)
+    check_argument("splits", splits, Mapping | None)
     path = Path(path)
     try:
         check_resolution(domain)
@@ -116,6 +120,7 @@ class _Writer:
 
     def add(self, sample: PointSample) -> None:
         row = len(self.conditions)
+        check_argument(f"sample {row}", sample, PointSample)
         rows = (
             ("observations", "positions", "values", sample.mask),
             ("queries", "queries", "targets", sample.query_mask),

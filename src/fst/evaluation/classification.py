@@ -30,6 +30,7 @@ from fst.evaluation_points import PointDraws
 from fst.metrics import top_errors
 from fst.pretrained import to_json
 from fst.training.batches import in_order
+from fst.types import check_fields
 
 Images = ResidentImages | StreamedImages
 
@@ -48,6 +49,7 @@ class ClassificationSettings:
     """Test images kept with the results, for the figures."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if len(self.paper_errors) not in (0, len(ACCURACIES)):

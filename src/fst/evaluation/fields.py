@@ -14,11 +14,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from fst.data.errors import DataError
 from fst.data.point_samples import PointSamples
 from fst.data.samples import GridSamples
 from fst.data.splits import TestSplit
 from fst.data.views import subset_indices
-from fst.evaluation.arrays import Array, check_shapes, read_arrays
+from fst.evaluation.arrays import Array, read_arrays
 from fst.evaluation.point_fields import PointFields, sample_point_fields
 from fst.evaluation.protocol import EvaluationSettings, chosen_outputs, measuring, views_of
 from fst.evaluation.rows import Origin
@@ -145,18 +146,7 @@ def _anchors(output: Output, count: int) -> tuple[Float[Tensor, "n m 2"], Float[
 
 def load_fields(path: Path) -> Fields:
     """The fields of a file, their shapes checked against each other."""
-    arrays = read_arrays(path, Fields)
-    saved = Fields(**arrays)
-    samples, picture = len(saved), (len(saved.first), len(saved.second))
-    profile, anchors = (len(saved.cuts), len(saved.along)), saved.anchors.shape[1:]
-    expected = {
-        "truth": picture,
-        "prediction": picture,
-        "profile_truth": profile,
-        "profile_prediction": profile,
-        "anchors": anchors,
-        "length_scales": anchors,
-        "errors": (),
-    }
-    check_shapes(path, arrays, {name: (samples, *shape) for name, shape in expected.items()})
+    saved = read_arrays(path, Fields)
+    if len(saved.groups) not in (0, len(saved)):
+        raise DataError(f"{path}: groups must name each of {len(saved)} samples, or none")
     return saved

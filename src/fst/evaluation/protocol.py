@@ -33,7 +33,7 @@ from fst.metrics import relative_l2
 from fst.operators import Operator, Output
 from fst.pretrained import to_json
 from fst.terminal import printable
-from fst.types import Observations
+from fst.types import Observations, check_fields
 
 Represent = Callable[[Observations], Output]
 
@@ -76,6 +76,7 @@ class EvaluationSettings:
     view: View = field(default_factory=View)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.paper_errors and len(self.paper_errors) != max(1, len(self.grids)):

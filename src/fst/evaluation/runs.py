@@ -14,7 +14,8 @@ from fst.evaluation.image_fields import ImageFields, load_image_fields
 from fst.evaluation.once import FIELDS, ROWS
 from fst.evaluation.point_fields import PointFields, load_point_fields
 from fst.evaluation.rows import Origin, Row, TrainingCost, read_rows
-from fst.pretrained import parse_json
+from fst.pretrained import PretrainedError, from_json, parse_json
+from fst.terminal import one_line
 
 RESULTS = "results"
 
@@ -78,7 +79,7 @@ def read_curves(path: Path) -> Curves:
                 loss.append((int(entry["step"]), float(entry["loss"])))
             elif entry["kind"] == "validation":
                 validation.append((int(entry["step"]), float(entry["error"])))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
     return Curves(tuple(loss), tuple(validation))
 
@@ -97,16 +98,21 @@ def read_origin(
     `images` is how many of them a training step takes, for classifiers.
     """
     environment = _read_json(folder / "environment.json")
+    summary = _read_json(folder / "summary.json")
+    try:
+        cost = _cost(summary, environment.get("hardware") or {}, images)
+        git_hash = _git_hash(environment.get("git"))
+    except (KeyError, TypeError, AttributeError, IndexError, PretrainedError) as error:
+        files = "environment.json or summary.json"
+        raise DataError(f"{folder}: {files} is damaged ({one_line(error)})") from None
     return Origin(
         run=folder.resolve().name,
         recipe=recipe,
         task=task,
         model=model,
         seed=seed,
-        git_hash=_git_hash(environment.get("git")),
-        training=_cost(
-            _read_json(folder / "summary.json"), environment.get("hardware") or {}, images
-        ),
+        git_hash=git_hash,
+        training=cost,
     )
 
 
@@ -115,15 +121,17 @@ def _cost(
 ) -> TrainingCost | None:
     if "steps" not in summary:
         return None
-    return TrainingCost(
-        steps=summary["steps"],
-        seconds=summary["seconds"],
-        steps_per_second=summary["steps_per_second"],
-        device=_device(hardware),
-        selected_step=summary.get("selected_step"),
-        peak_memory_gib=summary.get("peak_memory_gib"),
-        images_per_second=None if images is None else images * summary["steps_per_second"],
-    )
+    rate = summary["steps_per_second"]
+    values = {
+        "steps": summary["steps"],
+        "seconds": summary["seconds"],
+        "steps_per_second": rate,
+        "device": _device(hardware),
+        "selected_step": summary.get("selected_step"),
+        "peak_memory_gib": summary.get("peak_memory_gib"),
+        "images_per_second": None if images is None else images * rate,
+    }
+    return from_json(values, TrainingCost, "summary.json")  # which checks them
 
 
 def _device(hardware: dict[str, Any]) -> str:

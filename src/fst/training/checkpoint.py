@@ -80,7 +80,8 @@ def load(folder: Path) -> Checkpoint:
     try:
         files = _verified(folder)
         weights, tensors = (_unpack(folder / name, files[name]) for name in (WEIGHTS, TENSORS))
-        return Checkpoint(weights, tensors, parse_json(files[VALUES]))
+        values = _object(folder / VALUES, files[VALUES])
+        return Checkpoint(weights, tensors, values)
     except CheckpointError as error:
         raise CheckpointError(f"{error}. {_offer(folder)}") from None
 
@@ -173,6 +174,16 @@ def _unpack(path: Path, data: bytes) -> dict[str, Tensor]:
         return safetensors.torch.load(data)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path.parent}: {path.name} is no safetensors file") from error
+
+
+def _object(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        values = parse_json(data)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path.parent}: {path.name} is no JSON object")
+    return values
 
 
 def _json(values: dict[str, Any]) -> bytes:

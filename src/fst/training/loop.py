@@ -24,6 +24,7 @@ from fst.training.compilation import compiles
 from fst.training.errors import (
     CheckpointError,
     Interrupted,
+    NonFiniteError,
     TrainingError,
     clear_file_errors,
 )
@@ -94,7 +95,8 @@ def train(
         try:
             reason = run(trainer, folder, Journal(trainer, records, progress), interruption)
         except TrainingError as error:
-            error.args = (f"{error}. {folder.last_checkpoint()}",)
+            advice = folder.lower_rates() if isinstance(error, NonFiniteError) else ""
+            error.args = (f"{error}. {folder.last_checkpoint()}{advice}",)
             raise
         summary = summarize(trainer, reason)
         # A finished run that is resumed keeps the summary of its last start.

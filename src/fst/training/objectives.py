@@ -22,7 +22,7 @@ from fst.evaluation_points import PointDraws
 from fst.metrics import relative_l2, squared_relative_l2, top_errors
 from fst.operators import Operator
 from fst.training.errors import TrainingError
-from fst.types import Observations
+from fst.types import Observations, check_fields
 
 
 class Objective(ABC):
@@ -111,6 +111,7 @@ class CrossEntropy(Objective):
     """The ε above: the part of the target that is spread evenly over all K classes."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(
                 f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}"

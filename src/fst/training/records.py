@@ -31,13 +31,14 @@ class Records:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-        if self._tensorboard is not None:
+        if self._tensorboard is not None and self.folder.tensorboard.is_dir():
             self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
 
     def add(self, kind: str, step: int, values: dict[str, float]) -> None:
         """Record numbers of one step; `kind` is "training" or "validation"."""
+        self.folder.require_there()  # TensorBoard writes in a thread, whose errors nobody catches
         line = {"kind": kind, "step": step, **values}
         with clear_file_errors(self.folder.metrics):
             self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())

@@ -159,13 +159,20 @@ class RunFolder:
     def summary(self) -> Path:
         return self.path / "summary.json"
 
+    def require_there(self) -> None:
+        """Raise where the folder was moved or removed: a new one would hold half a run."""
+        if not (self.path / "recipe.json").is_file():
+            raise TrainingError(f"{self.path} was moved or removed while the run was at work")
+
     def save_best(self, model: Model) -> None:
         """Replace the best weights; a reader sees the old or the new ones, never a part."""
+        self.require_there()
         with clear_file_errors(self.best):
             model.save_pretrained(self.best)
             write_atomically(self.best / "recipe.json", _json(self.recipe))
 
     def save_checkpoint(self, state: checkpoint.Checkpoint, step: int, keep: int) -> None:
+        self.require_there()
         with clear_file_errors(self.checkpoints):
             checkpoint.save(state, self.checkpoints, step, self.recipe)
             checkpoint.prune(self.checkpoints, keep, step)
@@ -175,15 +182,25 @@ class RunFolder:
         found = checkpoint.available(self.checkpoints)
         return f"The last good checkpoint is {found[-1]}" if found else "There is no checkpoint yet"
 
+    def lower_rates(self) -> str:
+        """How to get past a step that is not finite; resumed as it is, a run repeats it."""
+        if not checkpoint.available(self.checkpoints):
+            return "; start anew with a lower --training.learning-rate"
+        return (
+            "; resumed as it is, the run repeats this step. To go on with lower rates: "
+            f"fst train --resume {self.path} --rate-factor 0.5 (--checkpoint takes an earlier one)"
+        )
+
     def note_resumed(self, step: int) -> None:
         """Add this start to environment.json, which may be another machine than the first."""
         file = self.path / "environment.json"
         with clear_file_errors(file):
             try:
                 description = parse_json(file.read_text())
-            except (OSError, ValueError):
-                description = {}
-            description.setdefault("resumed", []).append({"step": step} | environment.describe())
+                description["resumed"] = [*description.get("resumed", [])]
+            except (OSError, ValueError, TypeError, AttributeError):  # it is no use to the run
+                description = {"resumed": []}
+            description["resumed"].append({"step": step} | environment.describe())
             self.write_json(file.name, description)
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:

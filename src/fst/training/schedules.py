@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
 
+from fst.types import check_fields
+
 History = tuple[tuple[int, float], ...]
 
 
@@ -46,6 +48,9 @@ class Stage:
     last: float
     shape: Literal["linear", "cosine"] = "linear"
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def at(self, progress: float) -> float:
         if self.shape == "cosine":
             progress = (1 - math.cos(math.pi * progress)) / 2
@@ -70,6 +75,7 @@ class Stages(Schedule):
     maximum: int = 1_000_000
 
     def __post_init__(self) -> None:
+        check_fields(self)
         ends = [0, *(stage.end for stage in self.stages)]
         if any(end <= begin for begin, end in pairwise(ends)):
             raise ValueError(f"stages must end in increasing order, got the ends {ends[1:]}")
@@ -115,6 +121,7 @@ class Plateau(Schedule):
     maximum: int = 250_000
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.divisor <= 1 or not 0 < self.floor <= 1 or self.smoothing < 1:
             raise ValueError(
                 "a plateau needs divisor > 1, 0 < floor <= 1 and smoothing >= 1, got "
@@ -170,6 +177,7 @@ class WarmupCosine(Schedule):
     maximum: int = 20_000
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.warmup < self.maximum:
             raise ValueError(
                 f"warmup must be below maximum, got warmup={self.warmup}, maximum={self.maximum}"

@@ -5,6 +5,10 @@ from typing import Literal
 
 from fst.training.objectives import CrossEntropy, RelativeL2
 from fst.training.schedules import Plateau, Stages, WarmupCosine
+from fst.types import check_fields
+
+# What an optimiser makes of larger ones does not fit into float32.
+LARGEST_NUMBER = 1e30
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class TrainingSettings:
     """Send the metrics to Weights & Biases as well."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         counts = ("batch_size", "accumulate", "validate_every", "validation_batch", "log_every")
         for name in (*counts, "checkpoint_every", "keep"):
             if getattr(self, name) < 1:
@@ -87,11 +92,16 @@ class TrainingSettings:
             "learning_rate", "predictor_learning_rate", "matrix_rate", "epsilon", "clip", "queries",
         ):  # fmt: skip
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be above 0, got {value}")
+            if value is not None and not 0 < value <= LARGEST_NUMBER:
+                raise ValueError(
+                    f"{name} must be above 0 and at most {LARGEST_NUMBER}, got {value}"
+                )
+        if not 0 <= self.weight_decay <= LARGEST_NUMBER:
+            raise ValueError(
+                f"weight_decay must be at least 0 and at most {LARGEST_NUMBER}, "
+                f"got {self.weight_decay}"
+            )
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must lie between 0 and 1, got {self.average}")

@@ -25,6 +25,7 @@ from fst.base import Model, PointStream
 from fst.data.samples import Rows
 from fst.evaluation_points import PointDraws
 from fst.kernels import fuse
+from fst.pretrained import check_shapes, from_json
 from fst.training.batches import in_order, plan
 from fst.training.checkpoint import Checkpoint
 from fst.training.compilation import compiles, explained
@@ -58,18 +59,7 @@ class Progression:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Progression":
-        best = values["best"]
-        return cls(
-            step=values["step"],
-            history=tuple((step, error) for step, error in values["history"]),
-            best=None if best is None else (best[0], best[1]),
-            errors=values["errors"],
-            best_errors=values["best_errors"],
-            pending=[(loss, norm) for loss, norm in values["pending"]],
-            training_seconds=values["training_seconds"],
-            other_seconds=values["other_seconds"],
-            compilation_seconds=values.get("compilation_seconds", 0.0),  # older ones have none
-        )
+        return from_json({n: value for n, value in values.items() if n != "points"}, cls, "state")
 
 
 class Trainer:
@@ -269,13 +259,16 @@ class Trainer:
             self.optimizer.load_state_dict(description)
             if self.points is not None:
                 self.points.restore(checkpoint.values["points"])
-            random = parts["random"]
-        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            random, best = parts["random"], parts.get("best", {})
+            if best:
+                shapes = {name: tensor.shape for name, tensor in self.model.state_dict().items()}
+                check_shapes(best, shapes, "the best weights")
+            self.best_weights = {name: tensor.to(self.device) for name, tensor in best.items()}
+            torch.set_rng_state(random["cpu"])
+            if self.device.type == "cuda" and "cuda" in random:
+                torch.cuda.set_rng_state(random["cuda"], self.device)
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
-        self.best_weights = {n: t.to(self.device) for n, t in parts.get("best", {}).items()}
-        torch.set_rng_state(random["cpu"])
-        if self.device.type == "cuda" and "cuda" in random:
-            torch.cuda.set_rng_state(random["cuda"], self.device)
 
     def _draw(self, stream: PointStream | None) -> PointDraws | None:
         return None if stream is None else stream.draw().to(self.device, torch.float32)
