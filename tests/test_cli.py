@@ -107,6 +107,10 @@ MISTAKES = {
         ],
         "neighbors must be at least 1",
     ),
+    "predict with a run that is not there": (
+        "predict runs/nosuch --observations o.csv --queries 3x3 --out z.npz".split(),
+        "runs/nosuch: there is no such folder (a model on the Hugging Face hub is named hf://",
+    ),
     "check nothing": (["data", "check", "no.hdf5"], "no.hdf5"),
     "device that is not there": (
         ["train", "demo/burgers", "--out", "x", "--device", "teapot"],
