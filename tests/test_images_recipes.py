@@ -12,11 +12,11 @@ import fst
 from fst.cli import USER_ERROR, main
 from fst.commands import train as train_command
 from fst.commands.recipes import summary
-from fst.commands.train import check_same_data, data_path, describe, fit_to_data
+from fst.commands.train import check_same_data, data_path
 from fst.data import ImageData
 from fst.evaluation.classification import ClassificationSettings
 from fst.evaluation.protocol import EvaluationSettings
-from fst.recipes import find, own_images
+from fst.recipes import find
 from fst.recipes.recipe import recipe_from_json
 from fst.training.errors import TrainingError
 from image_fakes import image_files, write_folder
@@ -28,6 +28,10 @@ PAPER = {
     "imagenet/vit": (3_095_614, 67.804, 88.126),
     "imagenet/cnn-vit": (3_158_150, 61.052, 83.478),
 }
+
+
+def fitted_to(recipe, folder):
+    return recipe.data.fit(recipe, folder)
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -107,14 +111,15 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_classes_come_from_the_data(folder):
+def test_classes_come_from_the_data(monkeypatch, folder):
     for name in ("imagenet/vit", "own/images-fst"):
-        recipe = fit_to_data(find(name), folder)
+        recipe = fitted_to(find(name), folder)
         assert recipe.model.class_names == ("blue", "green", "red")
         # The paper's numbers are about a thousand classes.
         assert (recipe.paper_error, recipe.evaluation.paper_errors) == (None, ())
     whole = tuple(f"n{number:08d}" for number in range(1000))
-    recipe = own_images.fitted(find("imagenet/vit"), whole)
+    monkeypatch.setattr(ImageData, "describe", lambda data, folder: whole)
+    recipe = fitted_to(find("imagenet/vit"), folder)
     assert recipe.model.class_names == whole
     assert recipe.paper_error == find("imagenet/vit").paper_error
 
@@ -122,20 +127,20 @@ def test_classes_come_from_the_data(folder):
 def test_a_twentieth_is_held_out(folder):
     # 3 classes of 9, and two more: a twentieth of 29 is less than one for each class.
     recipe = find("own/images-vit")
-    fitted = fit_to_data(recipe, folder)
+    fitted = fitted_to(recipe, folder)
     assert fitted.data.held_out == 3
-    assert fit_to_data(fitted, folder) == fitted
+    assert fitted_to(fitted, folder) == fitted
     # A number that was asked for stays, zero included.
     for count in (0, 7):
         asked = replace(recipe, data=replace(recipe.data, held_out=count))
-        assert fit_to_data(asked, folder).data.held_out == count
+        assert fitted_to(asked, folder).data.held_out == count
 
 
 def test_other_images_are_noticed(folder, tmp_path):
     data = ImageData(image_size=(16, 16), resize=16)
     training, _ = data.load(folder)
     images = training.samples
-    described = describe(images)
+    described = images.describe()
     assert (described["training_samples"], described["class_names"]) == (
         28,
         ["blue", "green", "red"],
@@ -205,6 +210,6 @@ def test_of_several_processes_one_speaks(folder, capsys, monkeypatch, main_proce
         main_process_first = staticmethod(nullcontext)
 
     monkeypatch.setattr(train_command, "PartialState", State)
-    recipe = fit_to_data(find("own/images-vit"), folder)
+    recipe = fitted_to(find("own/images-vit"), folder)
     train_command.load(recipe, folder, torch.device("cpu"), Console())
     assert ("for training" in capsys.readouterr().out) is main_process

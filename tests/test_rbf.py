@@ -130,5 +130,7 @@ def test_other_mistakes_are_named():
         rbf_blend(points, anchors[:, :0], scales[:, :0], features[:, :0])
     with pytest.raises(ValueError, match="length_scales must be positive"):
         rbf_blend(points, anchors, 0 * scales, features)
+    with pytest.raises(ValueError, match="length_scales must be at least"):
+        rbf_blend(points, anchors, 0 * scales + 1e-30, features)
     with pytest.raises(ValueError, match="features is on meta"):
         rbf_blend(points, anchors, scales, features.to("meta"))

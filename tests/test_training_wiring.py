@@ -11,7 +11,7 @@ from fst.data import PointData, write_points
 from fst.data.samples import Batch, BurgersSamples, moments
 from fst.metrics import relative_l2
 from fst.operators import ConditionChannels, Operator
-from fst.recipes import find, own
+from fst.recipes import find
 from fst.training.loop import build_accelerator
 from fst.training.trainer import Trainer
 from small import SMALL
@@ -63,7 +63,7 @@ def test_the_logarithm_of_the_viscosity_is_standardised(name):
 
 def test_conditions_of_own_points_are_standardised(tmp_path):
     write_points(tmp_path / "mine.h5", point_samples(20), DOMAIN)
-    recipe = own.fitted(find("own/fst"), PointData().describe(tmp_path / "mine.h5"))
+    recipe = PointData().fit(find("own/fst"), tmp_path / "mine.h5")
     training, _ = PointData().load(tmp_path / "mine.h5")
     model = prepare_model(replace(recipe, model=replace(recipe.model, **SMALL)), training.samples)
     (channels,) = [each for each in model.modules() if isinstance(each, ConditionChannels)]

@@ -77,8 +77,8 @@ class Model(nn.Module, ABC):
                 f"{folder}: holds a {name!r}, expected one of {', '.join(sorted(known))}"
             )
         kind = known[name]
+        pretrained.check_sizes(config, str(folder))
         described: Any = pretrained.from_json(config, kind.config_type, str(folder))
-        pretrained.check_sizes(described, str(folder))
         build: Any = kind  # every model is constructed from its configuration alone
         try:
             with torch.device("meta"):  # shapes alone: nothing is allocated for a wrong size

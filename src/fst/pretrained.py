@@ -84,10 +84,10 @@ LARGEST = {
 
 
 def check_sizes(config: object, source: str) -> None:
-    """Raise where a configuration from elsewhere asks for sizes that no model has."""
-    for name, value in vars(config).items():
+    """Raise where JSON values from elsewhere ask for sizes that no model has."""
+    for name, value in config.items() if isinstance(config, dict) else ():
         largest = LARGEST.get(name, math.inf if name.endswith("seed") else LARGEST_SIZE)
-        numbers = value if isinstance(value, tuple) else (value,)
+        numbers = value if isinstance(value, list) else [value]
         if any(isinstance(number, int) and number > largest for number in numbers):
             raise PretrainedError(f"{source}: {name} must be at most {largest:,}, got {value}")
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fst.types import check_alike, check_neighbors, check_tensor
+from fst.types import check_alike, check_length_scales, check_neighbors, check_tensor
 
 # Squared distances this close (relative) count as equal: rounding must not decide between them.
 TIE = 1e-6
@@ -100,6 +100,6 @@ def rbf_blend(
     if count == 0:
         raise ValueError("anchors must hold at least one anchor, got none")
     check_neighbors(neighbors)
-    if not torch.compiler.is_compiling() and not bool((length_scales > 0).all()):
-        raise ValueError(f"length_scales must be positive, got {length_scales.min().item()}")
+    if not torch.compiler.is_compiling() and batch:
+        check_length_scales(length_scales, points, anchors)
     return Blend()(points, anchors, length_scales, features, neighbors)

@@ -23,7 +23,7 @@ from fst.evaluation_points import FixedPoints, PointDraws
 from fst.layer import EvaluateMixWrite, FunctionSpaceLayer, Read
 from fst.nn import MLP, Attention, FourierFeatures, ResidualFeedForward, Spacing
 from fst.rbf import squared_distances
-from fst.types import Anchors
+from fst.types import Anchors, check_fields
 
 AXES, HORIZONTAL = 2, 1
 INITIAL_SIGMA = 0.20
@@ -111,6 +111,7 @@ class ImageClassifierConfig:
 
     def __post_init__(self) -> None:
         check_classes(self.class_names)
+        check_fields(self)
         _ = self.grid  # image_size and patch_size are checked here, not when the model is built
         check_sizes(
             self,

@@ -20,6 +20,7 @@ from fst.classifiers import Classifier
 from fst.config import check_heads, check_sizes
 from fst.evaluation_points import PointDraws
 from fst.nn import Attention
+from fst.types import check_fields
 from fst.vision import PatchEncoder, PatchGrid, check_classes, cut, patch_grid
 
 INITIAL_STD = 0.02  # of the initial weights
@@ -41,6 +42,7 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         check_classes(self.class_names)
+        check_fields(self)
         _ = self.grid
         check_sizes(self, width=1, layers=1, heads=1, hidden=1)
         check_heads(self, "width", "heads")
