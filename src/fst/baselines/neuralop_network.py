@@ -1,9 +1,9 @@
 """The network of neuraloperator's FNO. This file alone needs that package.
 
 The package's own defaults, with two things done from outside. The Fourier transforms run in
-float32 whatever the surrounding precision, as the paper trains. The grid coordinates, which the
-package appends to its input by default, come from the caller: the package caches them on the
-device of its first call, and then fails on another.
+float32 whatever the surrounding precision, as the paper trains, and so does the first layer, which
+reads the coordinates. The grid coordinates, which the package appends to its input by default, come
+from the caller: the package caches them on the device of its first call, and then fails on another.
 
 The rest is the package's, mistakes included: release 2.0 takes an axis with an odd number of
 points, such as the 201 times of Burgers, back from the spectrum one frequency off (it shifts the
@@ -16,6 +16,8 @@ from neuralop.layers.spectral_convolution import SpectralConv
 from neuralop.models import FNO
 from torch import Tensor, nn
 
+from fst.baselines.inputs import rounded_like_autocast
+
 
 class SinglePrecisionSpectralConv(SpectralConv):
     """The package's spectral convolution, outside autocast: no FFT takes bfloat16."""
@@ -27,11 +29,20 @@ class SinglePrecisionSpectralConv(SpectralConv):
             return super().forward(x.float(), output_shape)
 
 
+class InputConv(nn.Conv1d):
+    """The package's first layer, a linear map of channels, as `InputLinear` reads its inputs."""
+
+    def forward(self, channels: Float[Tensor, "b i g"]) -> Float[Tensor, "b o g"]:
+        with torch.autocast(channels.device.type, enabled=False):
+            outputs = super().forward(channels)
+        return rounded_like_autocast(outputs)
+
+
 def build_network(
     inputs: int, outputs: int, width: int, layers: int, modes: tuple[int, ...]
 ) -> nn.Module:
     """(b, inputs + axes, *grid) -> (b, outputs, *grid); the last inputs are the coordinates."""
-    return FNO(
+    network = FNO(
         n_modes=modes,
         in_channels=inputs + len(modes),
         out_channels=outputs,
@@ -40,6 +51,8 @@ def build_network(
         positional_embedding=None,
         conv_module=SinglePrecisionSpectralConv,
     )
+    network.lifting.fcs[0].__class__ = InputConv  # the package offers no choice of this layer
+    return network
 
 
 def grid_embedding(grid: tuple[int, ...]) -> Float[Tensor, "s *grid"]:
