@@ -62,7 +62,11 @@ class MendedSpectralConv(SpectralConv):
 
 
 class InputConv(nn.Conv1d):
-    """The package's first layer, a linear map of channels, as `InputLinear` reads its inputs."""
+    """The package's first layer, a linear map of channels, outside autocast as `InputLinear` is.
+
+    Where a GPU's convolutions may use TensorFloat-32, as they may by default, its eleven bits
+    still tell all coordinates of the grid apart.
+    """
 
     def forward(self, channels: Float[Tensor, "b i g"]) -> Float[Tensor, "b o g"]:
         with torch.autocast(channels.device.type, enabled=False):
