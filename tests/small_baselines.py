@@ -22,6 +22,7 @@ OBSERVED = 16 + 2 * 8
 
 SMALL: dict[str, Any] = {
     "fno": FNOConfig(grid=GRID, width=8, layers=2, modes=(4, 6)),
+    "mended-fno": FNOConfig(grid=GRID, width=8, layers=2, modes=(4, 6), odd_axes="mended"),
     "perceiver-io": PerceiverIOConfig(width=16, heads=2, latents=8, layers=2, fourier_bands=4),
     "transolver": TransolverConfig(width=16, layers=2, heads=2, slices=4),
     "deeponet": DeepONetConfig(observations=OBSERVED, branch=(24, 24), trunk=(24, 24)),

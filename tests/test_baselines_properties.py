@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fst import Observations
+from fst.base import build_model as build
 from fst.baselines import FNOConfig, PerceiverIOConfig, TransolverConfig, transolver
 from fst.data.views import boundary_observation_indices, index_coordinates, subset_indices
 from fst.operators import CHUNK_NUMBERS
@@ -96,11 +97,11 @@ def test_padding_changes_nothing(name, padding):
     )
 
 
-def blind_to_coordinates(grid: tuple[int, int]):
+def blind_to_coordinates(grid: tuple[int, int], odd_axes: str = "published"):
     """An FNO whose first layer ignores the two coordinate channels the package appends."""
     pytest.importorskip("neuralop")
     model = stirred_baseline(
-        FNOConfig(grid=grid, width=8, layers=3, modes=(4, 6), mask_channel=False)
+        FNOConfig(grid=grid, width=8, layers=3, modes=(4, 6), mask_channel=False, odd_axes=odd_axes)
     )
     with torch.no_grad():
         model.network.lifting.fcs[0].weight[:, -2:] = 0
@@ -113,20 +114,65 @@ def on_grid(model: torch.nn.Module, fields: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("grid", "shift"),
+    ("grid", "shift", "odd_axes"),
     # Periodic shifts on both axes. The second grid has an odd number of times, like the paper's,
     # and is shifted in space alone: there neuraloperator 2.0 undoes its shift of the spectrum
     # with the same shift, which is its inverse on an even number of points only.
-    [((8, 16), (3, 5)), ((9, 16), (0, 5))],
+    [
+        ((8, 16), (3, 5), "published"),
+        ((9, 16), (0, 5), "published"),
+        ((9, 16), (3, 5), "mended"),
+        ((9, 15), (3, 5), "mended"),
+    ],
 )
-def test_fno_commutes_with_periodic_shifts(grid, shift):
+def test_fno_commutes_with_periodic_shifts(grid, shift, odd_axes):
     """A property of the spectral network: the appended coordinates are given no weight."""
-    model = blind_to_coordinates(grid)
+    model = blind_to_coordinates(grid, odd_axes)
     fields = torch.randn(2, *grid)
     shifted = on_grid(model, fields.roll(shift, dims=(1, 2)))
     torch.testing.assert_close(
         shifted, on_grid(model, fields).roll(shift, dims=(1, 2)), rtol=1e-4, atol=1e-4
     )
+
+
+def test_fno_as_published_does_not_commute_with_shifts_of_an_odd_axis():
+    model = blind_to_coordinates((9, 16))
+    fields = torch.randn(2, 9, 16)
+    shifted = on_grid(model, fields.roll(3, dims=1))
+    assert (shifted - on_grid(model, fields).roll(3, dims=1)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("times", [20, 21])
+@pytest.mark.parametrize("odd_axes", ["published", "mended"])
+def test_which_frequencies_a_spectral_layer_keeps_and_where_they_go(times, odd_axes):
+    """With the identity as weights the layer is a filter: waves come back, moved, or do not."""
+    network = pytest.importorskip("fst.baselines.neuralop_network")
+    layer = network.build_network(1, 1, 2, 1, (10, 6), odd_axes).fno_blocks.convs[0]
+    with torch.no_grad():
+        layer.weight.tensor.copy_(torch.eye(2)[:, :, None, None])
+        layer.bias.zero_()
+    points, wave = 32, 2
+    time, space = torch.arange(times)[:, None] / times, torch.arange(points) / points
+    found = {}
+    for k in range(-times // 2 + 1, (times + 1) // 2):
+        with torch.no_grad():
+            given = torch.cos(2 * torch.pi * (k * time + wave * space))
+            answer = layer(given.expand(1, 2, -1, -1))
+        spectrum = torch.fft.rfftn(answer[0, 0], norm="forward")[:, wave].abs()
+        places = (spectrum > 1e-3).nonzero().flatten().tolist()
+        found[k] = [place if place < (times + 1) // 2 else place - times for place in places]
+    off = 1 if odd_axes == "published" and times % 2 else 0
+    assert found == {k: [k - off] if -5 <= k < 5 else [] for k in found}
+
+
+@pytest.mark.parametrize("grid", [(8, 16), (8, 15), (4, 6)])
+def test_mending_changes_nothing_on_an_even_axis(grid):
+    """The last axis is never shifted, so it may have any number of points."""
+    published = blind_to_coordinates(grid)
+    mended = build(dataclasses.replace(published.config, odd_axes="mended"))
+    mended.load_state_dict(published.state_dict())
+    fields = torch.randn(2, *grid)
+    torch.testing.assert_close(on_grid(mended, fields), on_grid(published, fields))
 
 
 def test_fno_does_not_commute_with_shifts_once_it_sees_coordinates():

@@ -1,6 +1,7 @@
 """The baselines learn, in single and in half precision, and come back from disk."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,48 @@ def test_half_precision_reaches_every_parameter_and_keeps_wide_outputs(name):
     before = copy.deepcopy(model)
     torch.optim.Adam(model.parameters(), lr=1e-3).step()
     assert not torch.equal(before(observations)(queries), model(observations)(queries))
+
+
+# The layer that reads coordinates or their Fourier features, and its axis of positions.
+READERS = {
+    "fno": ("network.lifting.fcs.0", -1),
+    "perceiver-io": ("embed_position.0", -2),
+    "transolver": ("network.embed.0", -2),
+    "deeponet": ("trunk.0", -2),
+    "grid-transolver": ("network.embed.0", -2),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_half_precision_keeps_positions_distinct(name):
+    """bfloat16 itself has 513 numbers for these 1,024."""
+    if "fno" in name:
+        pytest.importorskip("neuralop")
+    config, grid = {**SMALL, **SMALL_ON_GRID}[name], (2, 1024)
+    if hasattr(config, "grid"):
+        config = replace(config, grid=grid, **({"modes": (2, 6)} if name == "fno" else {}))
+    model = build(config)
+    layer, axis = READERS[name]
+    seen = []
+    module = model.get_submodule(layer)
+    module.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    observations = observe_everywhere(torch.zeros(1, *grid))
+    if name == "deeponet":
+        observations = observe_boundary(torch.zeros(1, *GRID))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model.represent(observations).decode(grid_queries(1, grid)[:, -1024:])
+    read = seen[-1].movedim(axis, 0).reshape(-1, seen[-1].numel() // seen[-1].shape[axis])
+    assert read.dtype == torch.bfloat16  # what follows needs no more memory than before
+    assert len(read[-1024:].float().unique(dim=0)) == 1024
+
+
+def test_deeponets_branch_reads_values_as_they_are():
+    model = build(SMALL["deeponet"])
+    observations = observe_boundary(heat_solutions(2, GRID))
+    with torch.no_grad():
+        exact = model.branch[0](observations.values.squeeze(-1))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(model.branch[0](observations.values.squeeze(-1)), exact.bfloat16())
 
 
 def test_fnos_fourier_transforms_are_outside_half_precision(monkeypatch):

@@ -1,7 +1,5 @@
 """The paper's test protocol, restated plainly, against the one that shares its work."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -28,10 +26,10 @@ from fst.evaluation.protocol import (
     EvaluationSettings,
     evaluate,
     fingerprint,
-    full_precision,
 )
 from fst.evaluation.rows import mean
 from fst.types import Domain
+from precision_examples import lower_precision
 
 
 def restated(model, test, settings, grid, neighbors=None):
@@ -160,17 +158,6 @@ def test_only_a_test_split_is_scored(kind):
         evaluate(ConstantModel(), kind(some_test().samples), SETTINGS, ORIGIN)
 
 
-@contextmanager
-def lower_precision() -> Iterator[None]:
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision("highest")
-
-
 def test_everything_runs_in_full_precision_and_is_put_back():
     model = ConstantModel().train()
     with lower_precision():
@@ -189,14 +176,6 @@ def test_everything_runs_in_full_precision_and_is_put_back():
             "matmul": "highest",
             "convolution": False,
         }
-
-
-def test_precision_is_put_back_after_a_failure():
-    with lower_precision():
-        with pytest.raises(ZeroDivisionError), full_precision():
-            raise ZeroDivisionError
-        assert torch.get_float32_matmul_precision() == "high"
-        assert torch.backends.cudnn.allow_tf32
 
 
 def test_a_prediction_that_is_not_finite_names_its_sample(monkeypatch):

@@ -35,7 +35,10 @@ VISCOSITY = {"condition_channels": 1, "log_condition": True}
 PERCEIVER = {"width": 240, "layers": 6, "heads": 8, "latents": 256}
 NO_CONDITION = {"condition_channels": 0, "log_condition": False}
 TRANSOLVER = {"width": 328, "layers": 5, "heads": 8, "slices": 32}
-FNO = {"width": 48, "layers": 4, "modes": (10, 30), "grid": (201, 1024), "mask_channel": True}
+FNO = {
+    "width": 48, "layers": 4, "modes": (10, 30), "grid": (201, 1024), "mask_channel": True,
+    "odd_axes": "published",
+}  # fmt: skip
 GRIDS = ((32, 32), (64, 64), (128, 128), (201, 1024))
 NEIGHBORS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 

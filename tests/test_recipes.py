@@ -13,6 +13,7 @@ from fst.recipes import RECIPES, UnknownRecipeError, describe, find
 from fst.recipes.quoting import comparable
 from fst.recipes.recipe import recipe_from_json
 
+BASELINES = ("fno", "perceiver-io", "transolver", "deeponet")
 NAMES = {
     *(f"burgers-single/{m}" for m in ("fst", "fno", "perceiver-io", "transolver", "deeponet")),
     *(f"burgers-all/{m}" for m in ("fst", "fno", "perceiver-io")),
@@ -30,7 +31,9 @@ NAMES = {
     "demo/burgers",
     "own/fst",
     *(f"own/images-{m}" for m in ("fst", "vit", "cnn-vit")),
-    *(f"fast/{task}/fst" for task in ("burgers-single", "burgers-all", "darcy")),
+    *(f"fast/burgers-single/{m}" for m in (*BASELINES, "fst")),
+    *(f"fast/burgers-all/{m}" for m in ("fst", "fno", "perceiver-io")),
+    *(f"fast/darcy/{m}" for m in (*BASELINES, "fst")),
 }
 
 

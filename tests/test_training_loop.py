@@ -23,6 +23,7 @@ from fst.training.records import check_wandb
 from fst.training.schedules import Plateau, Stage, Stages, WarmupCosine
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer
+from precision_examples import lower_precision
 from small import small_config
 from training_fakes import TinyConfig, TinyModel, WaveSamples, tiny_settings, tiny_train
 
@@ -212,6 +213,28 @@ def test_bfloat16_trains_with_float32_weights_loss_and_validation(tmp_path: Path
     (exact_loss, _), (coarse_loss, _) = exact.progression.pending[0], coarse.progression.pending[0]
     assert 0 < abs(coarse_loss - exact_loss) < 0.02 * exact_loss
     assert all(p.dtype == torch.float32 for p in coarse.model.parameters())
+
+
+def test_validation_runs_in_full_precision_and_puts_back_what_was() -> None:
+    seen = []
+
+    class Watched(TinyModel):
+        def represent(self, observations, draws=None):
+            product = torch.ones(2, 2) @ torch.ones(2, 2)
+            flags = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+            seen.append((self.training, product.dtype, *flags))
+            return super().represent(observations, draws)
+
+    trainer = make_trainer(tiny_settings(precision="bf16"), Watched(TinyConfig()))
+    with lower_precision():
+        trainer.update()
+        trainer.read()
+        trainer.validate()
+        trainer.update()
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    assert seen[0] == seen[-1] == (True, torch.bfloat16, "high", True)
+    assert len(seen) > 3
+    assert set(seen[1:-1]) == {(False, torch.float32, "highest", False)}
 
 
 def test_logged_losses_are_means_over_the_interval(tmp_path: Path) -> None:

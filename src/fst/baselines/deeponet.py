@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fst.baselines.inputs import check_sizes
+from fst.baselines.inputs import InputLinear, check_sizes
 from fst.baselines.outputs import ChunkedOutput
 from fst.evaluation_points import PointDraws
 from fst.operators import Operator
@@ -57,7 +57,7 @@ def dense_layers(widths: tuple[int, ...]) -> nn.Sequential:
     """Linear layers with ReLU between them; Glorot-normal weights, zero biases."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
-        linear = nn.Linear(inputs, outputs)
+        linear = nn.Linear(inputs, outputs) if layers else InputLinear(inputs, outputs)
         nn.init.xavier_normal_(linear.weight)
         nn.init.zeros_(linear.bias)
         layers += [linear, nn.ReLU()]

@@ -8,7 +8,7 @@ the coordinates. A layer is v -> σ(W v + F⁻¹(R · F v)), as in the neuralope
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -40,6 +40,9 @@ class FNOConfig:
     layers: int = 4
     modes: tuple[int, ...] = (10, 30)
     """Fourier modes kept on each axis, in the order of the axes."""
+    odd_axes: Literal["published", "mended"] = "published"
+    """With an odd number of points on an axis before the last, neuraloperator 2.0 takes every
+    frequency k back as k - 1. `mended` takes it back as k; even axes are the same in both."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -83,7 +86,12 @@ class FNO(Operator):
         channels = config.value_channels + int(config.mask_channel) + config.condition_channels
         self.register_buffer("coordinates", grid_embedding(config.grid), persistent=False)
         self.network = build_network(
-            channels, config.output_channels, config.width, config.layers, config.modes
+            channels,
+            config.output_channels,
+            config.width,
+            config.layers,
+            config.modes,
+            config.odd_axes,
         )
         if config.condition_channels:
             self.condition = ConditionChannels(config.condition_channels, config.log_condition)

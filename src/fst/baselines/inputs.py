@@ -1,7 +1,8 @@
-"""What the baselines do alike with observations: padding, and sizes of a model."""
+"""What the baselines do alike with observations: padding, first layers, and sizes of a model."""
 
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from fst.types import Domain, Observations
 
@@ -32,3 +33,24 @@ def without_padding(
         return positions, values
     padding = ~observations.mask.unsqueeze(-1)
     return positions.masked_fill(padding, 0.0), values.masked_fill(padding, 0.0)
+
+
+class InputLinear(nn.Linear):
+    """A first layer, which reads coordinates and values as they are.
+
+    bfloat16 would leave 513 of 1,024 evenly spaced coordinates distinct. So under autocast the
+    products run in the dtype of the weights, and only the result is rounded.
+    """
+
+    def forward(self, inputs: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
+        with torch.autocast(inputs.device.type, enabled=False):
+            outputs = super().forward(inputs)
+        return rounded_like_autocast(outputs)
+
+
+def rounded_like_autocast(outputs: Tensor) -> Tensor:
+    """In the dtype that a product would have here: nothing after it should need more memory."""
+    device = outputs.device.type
+    if not torch.is_autocast_enabled(device):
+        return outputs
+    return outputs.to(torch.get_autocast_dtype(device))

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from fst.baselines.inputs import InputLinear
 from fst.nn import MLP
 
 
@@ -73,7 +74,9 @@ class PointNetwork(nn.Module):
         self, inputs: int, outputs: int, width: int, layers: int, heads: int, slices: int
     ) -> None:
         super().__init__()
-        self.embed = MLP(inputs, 2 * width, width)
+        self.embed = nn.Sequential(
+            InputLinear(inputs, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
         self.placeholder = nn.Parameter(torch.rand(width) / width)
         self.blocks = nn.ModuleList(Block(width, heads, slices) for _ in range(layers))
         self.norm = nn.LayerNorm(width)

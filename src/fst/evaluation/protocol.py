@@ -31,6 +31,7 @@ from fst.field import Field
 from fst.kernels import fuse, fused, unfuse
 from fst.metrics import relative_l2
 from fst.operators import Operator, Output
+from fst.precision import full_precision
 from fst.pretrained import to_json
 from fst.terminal import printable
 from fst.types import Observations, check_fields
@@ -272,20 +273,6 @@ def measuring(model: nn.Module) -> Iterator[None]:
         model.train(training)
         if not fast:
             unfuse(model)
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Products in float32 as such: no autocast, and no TensorFloat-32 (convolutions' default)."""
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def fingerprint(settings: EvaluationSettings, weights: bytes) -> str:

@@ -11,9 +11,10 @@ from rich.console import Console
 from torch import Tensor
 
 from fst.data.splits import TestSplit
-from fst.evaluation.protocol import EvaluationSettings, full_precision, make_rows, measure
+from fst.evaluation.protocol import EvaluationSettings, make_rows, measure
 from fst.evaluation.rows import Origin, Row
 from fst.operators import Output
+from fst.precision import full_precision
 from fst.types import Domain, Observations
 
 

@@ -41,9 +41,7 @@ _FUNCTIONS: list[Callable[[], Recipe]] = [
     own_images.fst,
     own_images.vit,
     own_images.cnn_vit,
-    fast.burgers_single_fst,
-    fast.burgers_all_fst,
-    fast.darcy_fst,
+    *fast.recipes(),
 ]
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _FUNCTIONS}
 

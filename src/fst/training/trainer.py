@@ -25,6 +25,7 @@ from fst.base import Model, PointStream
 from fst.data.samples import Rows
 from fst.evaluation_points import PointDraws
 from fst.kernels import fuse
+from fst.precision import full_precision
 from fst.pretrained import check_shapes, from_json
 from fst.training.batches import in_order, plan
 from fst.training.checkpoint import Checkpoint
@@ -183,6 +184,7 @@ class Trainer:
         return bool(self.accelerator.reduce(count, reduction="sum").item())
 
     @torch.no_grad()
+    @full_precision()
     def validate(self) -> bool:
         """Measure the mean errors in float32; True if the first is the lowest so far."""
         model, settings = self.selected, self.settings

@@ -1,0 +1,121 @@
+"""The `fast/...` recipes: what they change in the paper's; every model takes moved samples."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+
+from comparison_recipes import shrink_model
+from data_examples import BURGERS, DARCY, POINTS, TIMES
+from fst.base import build_model
+from fst.baselines.fno import FNOConfig
+from fst.baselines.outputs import GridOutput
+from fst.data import BurgersData
+from fst.recipes import RECIPES, describe, find
+from fst.recipes.comparison import models_of
+from fst.recipes.fast import TASKS
+from fst.recipes.recipe import Recipe
+from fst.training.batches import Batches
+from fst.training.trainer import Trainer
+
+FAST = [name for name in RECIPES if name.startswith("fast/")]
+CHANGED = {
+    *("schedule", "optimizer", "learning_rate", "predictor_learning_rate", "clip", "queries"),
+    *("augment", "checkpoint_every"),
+}
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_only_the_training_differs_from_the_papers_recipe(name):
+    fast, paper = find(name), find(name.removeprefix("fast/"))
+    assert replace(fast, training=paper.training) == paper.derive(name)
+    names = [field.name for field in fields(fast.training)]
+    different = {n for n in names if getattr(fast.training, n) != getattr(paper.training, n)}
+    assert different <= CHANGED
+    assert fast.training.augment
+    assert fast.training.clip == 1.0
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_model_of_a_task_has_the_same_schedule(task):
+    models = models_of(f"fast/{task}")
+    assert set(models) == set(models_of(task))
+    schedules = {find(name).training.schedule for name in models.values()}
+    assert len(schedules) == 1
+    assert schedules.pop().warmup == 300
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_the_description_gives_the_command_of_the_recipe(name):
+    assert f"Command: fst train {name} --out " in describe(name)
+    assert f"{find(name).training.schedule.maximum:,} steps" in describe(name)
+
+
+def shrunk(name: str) -> Recipe:
+    """The recipe with a model and data of seconds; precision and augmentation as they are."""
+    recipe = find(name)
+    whole = recipe.training.queries is None
+    if isinstance(recipe.data, BurgersData):
+        condition = recipe.data.condition
+        data = replace(
+            BURGERS,
+            viscosities=(0.1, 0.5) if condition else (0.1,),
+            condition=condition,
+            supervision_grid=None if whole else BURGERS.supervision_grid,
+        )
+        grid, observed = (TIMES, POINTS), POINTS + 2 * (TIMES - 1)
+    else:
+        data, grid, observed = DARCY, (16, 16), 16 * 16
+    model = shrink_model(recipe.model)
+    sizes = {"grid": grid, "observations": observed}
+    model = replace(model, **{n: size for n, size in sizes.items() if hasattr(model, n)})
+    training = replace(recipe.training, batch_size=6, queries=None if whole else 16)
+    return replace(recipe, model=model, data=data, training=training)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(params=FAST)
+def prepared(request, folder):
+    if request.param.endswith("/fno"):
+        pytest.importorskip("neuralop")
+    recipe = shrunk(request.param)
+    recipe.data.prepare(folder, "cpu", Console(quiet=True))
+    return recipe, *recipe.data.load(folder, augment=True)
+
+
+def test_every_model_takes_moved_samples(prepared):
+    """By the checked path, which refuses observations and queries that a model does not know."""
+    recipe, training, _ = prepared
+    batch = next(Batches(training.samples, recipe.training).at(1))
+    plain = next(Batches(training.samples, replace(recipe.training, augment=False)).at(1))
+    assert not torch.equal(batch.targets, plain.targets)
+    model = build_model(recipe.model)
+    with torch.no_grad():
+        prediction = model(batch.observations)(batch.queries)
+    assert prediction.shape == batch.targets.shape
+    assert bool(prediction.isfinite().all())
+    if isinstance(recipe.model, FNOConfig):
+        # Targets in the order of the grid: a perfect prediction answers with them.
+        assert torch.equal(
+            GridOutput(model.domain, recipe.model.grid, batch.targets)(batch.queries), batch.targets
+        )
+
+
+def test_every_model_makes_steps_of_its_recipe(prepared):
+    recipe, training, validation = prepared
+    model = build_model(recipe.model)
+    settings = replace(recipe.training, log_every=3)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    trainer = Trainer(model, training.samples, validation.samples, settings, accelerator)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for _ in range(3):
+        trainer.update()
+    trainer.read()  # raises where a loss is not finite
+    moved = [not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)]
+    assert sum(moved) > len(moved) / 2
