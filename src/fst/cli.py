@@ -158,7 +158,7 @@ def evaluate(
         data: The data, where they are no longer where the run was trained.
         device: cpu or cuda; a GPU where there is one.
         again: Score anew and replace the stored rows.
-        trivial: For Burgers: also score zero, and the initial condition held in time.
+        trivial: For Burgers: also score zero, the initial condition held, its mean, and diffusion.
         unfinished: Score a run that was stopped before its end.
     """
     evaluate_command.evaluate(

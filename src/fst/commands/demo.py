@@ -15,7 +15,7 @@ RECIPE = "demo/burgers"
 
 
 def demo(out: Path, *, device: str | None = None, console: Console | None = None) -> None:
-    """Generate data, train, evaluate against two trivial predictors, and draw.
+    """Generate data, train, evaluate against predictors without parameters, and draw.
 
     Asked again, it goes on with a training that was interrupted, and does not repeat one that
     has ended.

@@ -87,7 +87,8 @@ def evaluate(
             classifier = Classifier.from_pretrained(best).to(place)
             return _score_classes(classifier, test, recipe.evaluation, origin, mark, console)
         model = Operator.from_pretrained(best).to(place)
-        return _score(model, test, recipe.evaluation, origin, mark, trivial, console)
+        beside = recipe.data if trivial and isinstance(recipe.data, BurgersData) else None
+        return _score(model, test, recipe.evaluation, origin, mark, beside, console)
 
     scored = (run / RESULTS / ROWS).is_file() and not again
     with nullcontext() if scored else held(run):
@@ -124,12 +125,12 @@ def _score(
     settings: EvaluationSettings,
     origin: Origin,
     mark: str,
-    trivial: bool,
+    beside: BurgersData | None,
     console: Console,
 ) -> Scores:
     rows = protocol.evaluate(model, test, settings, origin, protocol=mark, console=console)
-    if trivial:
-        rows += trivial_rows(test, settings, origin, protocol=mark, console=console)
+    if beside is not None:
+        rows += trivial_rows(beside, test, settings, origin, protocol=mark, console=console)
     return rows, sample_fields(model, test, settings, origin)
 
 
