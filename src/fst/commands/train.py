@@ -12,7 +12,7 @@ from accelerate import PartialState
 from rich.console import Console
 
 from fst.base import Model, build_model
-from fst.commands.kept import write_json
+from fst.commands.json_files import write_json
 from fst.commands.same_recipe import check_same_recipe
 from fst.data import ImageData, PointData, ResidentImages, StreamedImages
 from fst.data.errors import DataError
