@@ -26,6 +26,7 @@ from rich.console import Console
 from fst.base import build_model, parameter_count
 from fst.commands import jobs, result_store
 from fst.commands import train as train_command
+from fst.commands.device import choose_device
 from fst.commands.evaluate import evaluate
 from fst.commands.json_files import read_json, write_json
 from fst.evaluation.comparison import Comparison, Result
@@ -90,7 +91,7 @@ class ModelJob(jobs.Job):
         shutil.rmtree(self.run / "checkpoints", ignore_errors=True)
 
     def _start(self, console: Console) -> None:
-        recipe, device = self.recipe(), train_command.choose_device(self.device)
+        recipe, device = self.recipe(), choose_device(self.device)
         training, validation = train_command.load(recipe, self.data, device, console)
         plan = self.plan()
         if plan is None:
@@ -150,8 +151,7 @@ def compare(
     settings["compile"] = compilation or "as the recipes say"
     names = models_of(task, tuple(models))
     recipes = {model: equal_terms(make(name), compilation) for model, name in names.items()}
-    before = result_store.read_settings(out, KIND) or {}
-    chosen = train_command.choose_device(device)
+    before, chosen = result_store.read_settings(out, KIND) or {}, choose_device(device)
     path = result_store.find_data(out, next(iter(recipes.values())), data)
     recipes, counts, left_out = _fit(recipes, path, named=bool(models))
     asked = [(model, number) for number in range(1, seeds + 1) for model in recipes]

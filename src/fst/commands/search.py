@@ -19,6 +19,7 @@ from rich.console import Console
 
 from fst.commands import jobs, result_store
 from fst.commands import train as train_command
+from fst.commands.device import choose_device
 from fst.commands.json_files import read_json, write_json
 from fst.evaluation.runs import read_curves
 from fst.evaluation.search import CHECKS, Search, Trial
@@ -79,7 +80,7 @@ def search(
     console = console or Terminal()
     if not rates or len({f"{rate:g}" for rate in rates}) < len(rates):  # the names of their folders
         raise ValueError(f"rates must be one or more different numbers, got {tuple(rates)}")
-    before, chosen = result_store.read_settings(out, KIND), train_command.choose_device(device)
+    before, chosen = result_store.read_settings(out, KIND), choose_device(device)
     path = result_store.find_data(out, recipe, data)
     recipe = train_command.fit_to_data(recipe, path)
     tried = [search_recipes.trial(recipe, rate, steps) for rate in sorted(rates)]

@@ -12,6 +12,7 @@ from accelerate import PartialState
 from rich.console import Console
 
 from fst.base import Model, build_model
+from fst.commands.device import choose_device
 from fst.commands.json_files import write_json
 from fst.commands.same_recipe import check_same_recipe
 from fst.data import ImageData, PointData, ResidentImages, StreamedImages
@@ -45,7 +46,7 @@ def train(
     console: Console | None = None,
 ) -> Summary:
     """Start a new run in `out`, which must be empty or absent."""
-    place = choose_device(device)
+    chosen = choose_device(device)
     RunFolder.require_free(out)
     check_data_folder(recipe, data)
     data = data_path(recipe, data)
@@ -54,7 +55,7 @@ def train(
     check_batch_size(recipe.training, PartialState().num_processes)
     if PartialState().is_main_process:
         check_wandb(recipe.training)
-    training, validation = load(recipe, data, place, console)
+    training, validation = load(recipe, data, chosen, console)
     return start(recipe, out, data, training, validation, console)
 
 
@@ -85,14 +86,14 @@ def resume(
     console: Console | None = None,
 ) -> Summary:
     """Continue the run in `out` from its newest checkpoint, or from the one named."""
-    place = choose_device(device)
+    chosen = choose_device(device)
     RunFolder.resume(out, checkpoint)  # a mistake is told at once
     with held(out):
-        return _resume(RunFolder.resume(out, checkpoint), data, place, console)
+        return _resume(RunFolder.resume(out, checkpoint), data, chosen, console)
 
 
 def _resume(
-    folder: RunFolder, data: Path | None, place: torch.device, console: Console | None
+    folder: RunFolder, data: Path | None, device: torch.device, console: Console | None
 ) -> Summary:
     out = folder.path
     if (out / "summary.json").is_file():
@@ -101,7 +102,7 @@ def _resume(
     check_same_recipe(folder)
     path = data_of_run(recipe, out, data)
     check_fits(recipe, out, path)
-    training, validation = load(recipe, path, place, console)
+    training, validation = load(recipe, path, device, console)
     check_same_data(out, recipe.data, path, training.samples)
     if data is not None and PartialState().is_main_process:
         record_data(out, data)
@@ -273,21 +274,6 @@ def prepare_model(recipe: Recipe, training: Rows) -> Model:
     if model.condition_channels:
         model.standardize_condition(training.conditions())
     return model
-
-
-def choose_device(name: str | None) -> torch.device:
-    """The device asked for, or a GPU where there is one. With several processes, this one's.
-
-    To be called first: Accelerate settles on a device when it is first asked for anything.
-    """
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        hint = "; CUDA_VISIBLE_DEVICES=N chooses a GPU" if name.startswith("cuda:") else ""
-        raise TrainingError(f"device must be cpu or cuda, got {name!r}{hint}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("device cuda was asked for, but PyTorch sees no GPU")
-    return PartialState(cpu=name == "cpu").device
 
 
 def data_path(recipe: Recipe, data: Path | None) -> Path:
