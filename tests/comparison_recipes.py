@@ -10,7 +10,7 @@ from fst.baselines import (
     PerceiverIOConfig,
     TransolverConfig,
 )
-from fst.commands.contestant import attempt
+from fst.commands.jobs import attempt
 from fst.config import FunctionSpaceConfig
 from fst.data import BurgersData
 from fst.evaluation.protocol import EvaluationSettings
@@ -68,16 +68,16 @@ def small(name: str) -> Recipe:
 
 
 class Launches:
-    """Runs entrants in this process, and notes which; `faults` come instead of some of them."""
+    """Runs jobs in this process, and notes which; `faults` come instead of some of them."""
 
     def __init__(self, **faults) -> None:
         self.seen: list[str] = []
         self.faults = faults
 
-    def __call__(self, folder, model, number, data, device) -> int:
-        self.seen.append(folder.run(model, number).name)
-        fault = self.faults.get(model)
-        return attempt(folder, model, number, data, device) if fault is None else fault()
+    def __call__(self, job) -> int:
+        self.seen.append(job.name)
+        fault = self.faults.get(job.model)
+        return attempt(job) if fault is None else fault()
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:

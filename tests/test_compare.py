@@ -18,14 +18,14 @@ import fst
 from comparison_recipes import GRIDS, Launches, contents, small
 from fst.baselines import FNOConfig
 from fst.commands import compare as compare_module
-from fst.commands import contestant
+from fst.commands import jobs, json_files
 from fst.commands import train as train_command
-from fst.commands.compare import compare
-from fst.commands.contestant import ComparisonFolder
+from fst.commands.compare import ModelJob, compare
 from fst.evaluation.comparison import PAPER, SPREAD
 from fst.evaluation.runs import read_run
 from fst.recipes import find
 from fst.recipes.comparison import models_of
+from fst.training import budget as budget_module
 from fst.training.budget import Calibration, StepBudget
 from fst.training.errors import TrainingError
 from fst.training.run_folder import held
@@ -188,7 +188,7 @@ def test_what_is_trained_but_lost_its_weights_is_trained_again(copy, data):
 def test_data_may_be_moved_or_made_again(copy, tmp_path, data, monkeypatch):
     moved = Path(shutil.copytree(data, tmp_path / "moved"))
     found = run(copy, moved, seeds=2, models=("deeponet",))
-    assert {each.status for each in found.standings} == {"done"}
+    assert {each.status for each in found.results} == {"done"}
     assert json.loads((copy / "data.json").read_text())["path"] == str(moved.resolve())
     # Where the last data are gone, as on another machine, they are those of the recipe.
     shutil.rmtree(moved)
@@ -207,7 +207,7 @@ def test_other_data_are_refused_at_once(copy, tmp_path, models):
     before, launches = contents(copy), Launches()
     with pytest.raises(TrainingError, match="the training data are not those that"):
         run(copy, tmp_path / "other", launches, models=models, seeds=2)
-    assert len(launches.seen) == 1
+    assert launches.seen == []
     after = contents(copy)
     assert after["data.json"] == before["data.json"]
     assert not list(copy.glob("failures/*"))
@@ -217,23 +217,23 @@ def test_models_and_seeds_can_be_added(copy, data):
     launches = Launches()
     found = run(copy, data, launches, models=("deeponet",), seeds=2)
     assert launches.seen == ["deeponet-seed2"]
-    assert [each.run for each in found.standings] == [
+    assert [each.run for each in found.results] == [
         "fst-seed1",
         "deeponet-seed1",
         "deeponet-seed2",
     ]
-    one, two = found.standings[1:]
+    one, two = found.results[1:]
     assert one.seed != two.seed
     assert one.steps == two.steps
     assert one.scores != two.scores
     lines = found.table().lines
-    (place,) = [index for index, line in enumerate(lines) if line[0] == "DeepONet"]
+    (row,) = [index for index, line in enumerate(lines) if line[0] == "DeepONet"]
     for column in range(2):
         errors = [each.scores[column].error for each in (one, two)]
-        assert lines[place][6 + column] == f"{statistics.mean(errors):.5f}"
-        assert lines[place + 1][6 + column] == f"{statistics.stdev(errors):.5f}"
-        assert lines[place + 2][6 + column] == f"{one.scores[column].paper_error:.5f}"
-    assert (lines[place + 1][0], lines[place + 2][0]) == (SPREAD, PAPER)
+        assert lines[row][6 + column] == f"{statistics.mean(errors):.5f}"
+        assert lines[row + 1][6 + column] == f"{statistics.stdev(errors):.5f}"
+        assert lines[row + 2][6 + column] == f"{one.scores[column].paper_error:.5f}"
+    assert (lines[row + 1][0], lines[row + 2][0]) == (SPREAD, PAPER)
 
 
 def test_a_seed_does_not_depend_on_the_others(copy, tmp_path, data):
@@ -243,7 +243,7 @@ def test_a_seed_does_not_depend_on_the_others(copy, tmp_path, data):
     )
     together = run(tmp_path / "d", data, models=("deeponet",), seeds=2)
     later = run(copy, data, models=("deeponet",), seeds=2)
-    assert together.standings[1].scores == later.standings[2].scores
+    assert together.results[1].scores == later.results[2].scores
 
 
 def killed() -> int:
@@ -262,7 +262,7 @@ def test_one_failure_does_not_end_the_others_and_is_tried_again(tmp_path, data):
     launches = Launches()
     found = run(out, data, launches)
     assert launches.seen == ["fst-seed1"]
-    assert {each.status for each in found.standings} == {"done"}
+    assert {each.status for each in found.results} == {"done"}
     assert "failed" not in (out / "comparison.md").read_text()
 
 
@@ -289,16 +289,16 @@ def test_a_time_is_measured_once_and_kept(tmp_path, data, monkeypatch):
         updates.append(settings.learning_rate)
         return Calibration(30, 2.0, 1.5)  # 15 a second
 
-    monkeypatch.setattr(contestant, "calibrate", measured)
+    monkeypatch.setattr(budget_module, "calibrate", measured)
     monkeypatch.setattr(train_command, "run_training", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(out, data, budget="2s")
-    assert ComparisonFolder(out).read_plan("fst").steps == 30
+    assert ModelJob(out, data, "cpu", "fst", 1).plan().steps == 30
     monkeypatch.undo()
-    monkeypatch.setattr(contestant, "calibrate", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(budget_module, "calibrate", lambda *_, **__: pytest.fail("measured again"))
     found = run(out, data, models=("fst",), budget="2s", seeds=2)
     assert updates == [1e-3]
-    assert [(each.steps, each.peak_memory_gib) for each in found.standings[:1]] == [(30, 1.5)]
+    assert [(each.steps, each.peak_memory_gib) for each in found.results[:1]] == [(30, 1.5)]
 
 
 def interrupted(*_, **__):
@@ -306,12 +306,12 @@ def interrupted(*_, **__):
 
 
 def test_a_real_measurement_gives_the_steps(tmp_path, data):
-    found = run(tmp_path / "c", data, models=("deeponet",), budget="1s").standings[0]
+    found = run(tmp_path / "c", data, models=("deeponet",), budget="1s").results[0]
     assert found.steps == round(found.calibrated_steps_per_second)
 
 
 def test_what_does_not_compile_is_trained_without(tmp_path, data, monkeypatch):
-    measure, tried = contestant.calibrate, []
+    measure, tried = budget_module.calibrate, []
 
     def only_eager(model, training, validation, settings, seconds):
         tried.append(settings.compile)
@@ -319,8 +319,8 @@ def test_what_does_not_compile_is_trained_without(tmp_path, data, monkeypatch):
             raise RuntimeError("complex numbers\nand more")
         return measure(model, training, validation, replace(settings, compile=False), 0.01)
 
-    monkeypatch.setattr(contestant, "calibrate", only_eager)
-    found = run(tmp_path / "c", data, models=("deeponet",), compilation="default").standings[0]
+    monkeypatch.setattr(budget_module, "calibrate", only_eager)
+    found = run(tmp_path / "c", data, models=("deeponet",), compilation="default").results[0]
     assert tried == [True, False]
     assert found.compiled is False
     assert "RuntimeError: complex numbers)" in found.note
@@ -377,17 +377,20 @@ def test_a_model_that_was_trained_is_not_left_out(copy, data, monkeypatch):
 
 
 def test_a_failure_that_cannot_be_written_down_is_one_clear_error(tmp_path, data, monkeypatch):
-    def full(*_):
+    write = json_files.write_atomically
+
+    def full(path, *data):
+        if data and path.parent.name != "failures":
+            return write(path, *data)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     launches = Launches(fst=killed)
-    monkeypatch.setattr(contestant, "write_atomically", full)
+    monkeypatch.setattr(json_files, "write_atomically", full)
     with pytest.raises(TrainingError, match="no space left on the disk of"):
         run(tmp_path / "c", data, launches)
     assert launches.seen == ["fst-seed1"]
-    monkeypatch.setattr(contestant, "compete", full)
-    code = contestant.attempt(ComparisonFolder(tmp_path / "c"), "fst", 1, data, "cpu")
-    assert code == contestant.FAILED
+    monkeypatch.setattr(ModelJob, "work", full)
+    assert jobs.attempt(ModelJob(tmp_path / "c", data, "cpu", "fst", 1)) == jobs.FAILED
 
 
 def test_what_differs_between_runs_is_named(copy, data):
@@ -397,7 +400,7 @@ def test_what_differs_between_runs_is_named(copy, data):
     path.write_text(json.dumps({**described, "resumed": [later]}))
     found = run(copy, data)
     assert "Not the same for all runs: versions.torch." in found.explanations()
-    assert [each.starts for each in found.standings] == [2, 1]
+    assert [each.starts for each in found.results] == [2, 1]
 
 
 def test_compilation_is_in_the_time_and_not_in_the_rate(copy, data):
@@ -406,7 +409,7 @@ def test_compilation_is_in_the_time_and_not_in_the_rate(copy, data):
     rates = [0.1, 30.0, 31.0, 32.0, 31.0]
     path.write_text("\n".join(json.dumps({**line, "steps_per_second": r}) for r in rates) + "\n{")
     before = json.loads((copy / "comparison.json").read_text())["rows"][0]
-    found = run(copy, data).standings[0]
+    found = run(copy, data).results[0]
     assert found.steps_per_second == 31.0
     assert found.training_seconds == before["training_seconds"]
 
@@ -479,7 +482,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path, data, whole
     resumed = json.loads((out / "fst-seed1/environment.json").read_text())["resumed"]
     assert [0 < start["step"] < 120 for start in resumed] == [True]
     rows = json.loads((whole / "comparison.json").read_text())["rows"]
-    errors = [[score.error for score in each.scores] for each in found.standings]
+    errors = [[score.error for score in each.scores] for each in found.results]
     assert errors == [[score["error"] for score in row["scores"]] for row in rows]
     for model in LONGER["models"]:
         best = f"{model}-seed1/best/model.safetensors"

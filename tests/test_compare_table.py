@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 
 from fst.cli import USER_ERROR, main
-from fst.evaluation.comparison import Comparison, Score, Standing
+from fst.evaluation.comparison import Comparison, Result, Score
 from fst.recipes import find
 from fst.recipes.comparison import models_of, tasks
 from fst.recipes.paper import BURGERS_GRIDS
 
 TASK = "burgers-single"
-DONE = Standing(
+DONE = Result(
     model="perceiver-io",
     title="Perceiver IO",
     number=1,
@@ -35,8 +35,8 @@ DONE = Standing(
 def test_the_table_fits_a_terminal_and_no_number_is_cut():
     """Four grids at the sizes of the paper take 80 columns; a narrower terminal wraps lines."""
     scores = [Score("relative_l2", grid, 84, 0.123456, 0.25) for grid in BURGERS_GRIDS]
-    standing = replace(DONE, scores=tuple(scores))
-    comparison = Comparison(TASK, "2 minutes", (standing,), {}, {})
+    result = replace(DONE, scores=tuple(scores))
+    comparison = Comparison(TASK, "2 minutes", (result,), {}, {})
     for width in (80, 40):
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(comparison.terminal(), crop=False)
@@ -47,14 +47,14 @@ def test_the_table_fits_a_terminal_and_no_number_is_cut():
 
 def test_classifiers_have_a_column_for_images():
     score = Score("top1_error", None, 9, 0.25, None)
-    standing = replace(DONE, scores=(score,), images_per_second=1234.5)
+    result = replace(DONE, scores=(score,), images_per_second=1234.5)
     header, line = (
-        Comparison("imagenet", "2 minutes", (standing,), {}, {}).table().header,
-        Comparison("imagenet", "2 minutes", (standing,), {}, {}).table().lines[0],
+        Comparison("imagenet", "2 minutes", (result,), {}, {}).table().header,
+        Comparison("imagenet", "2 minutes", (result,), {}, {}).table().lines[0],
     )
     assert dict(zip(header, line, strict=True))["Images\n/s"] == "1,234"
     assert dict(zip(header, line, strict=True))["Top-1"] == "75.00"
-    plain = replace(standing, images_per_second=None)
+    plain = replace(result, images_per_second=None)
     assert "Images\n/s" not in Comparison("t", "1 minutes", (plain,), {}, {}).table().header
 
 

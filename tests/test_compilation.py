@@ -5,7 +5,7 @@ import torch
 
 from fst import cli
 from fst.recipes import RECIPES, find
-from fst.recipes.comparison import contestant
+from fst.recipes.comparison import equal_terms
 from fst.training import compilation
 from fst.training.compilation import compiles, explained
 from fst.training.errors import CompilationError
@@ -101,7 +101,7 @@ def test_what_a_comparison_compiles(words, expected, monkeypatch):
     asked = {}
     monkeypatch.setattr(cli.compare_command, "compare", lambda *_, **given: asked.update(given))
     cli.main(["compare", "darcy", "--budget", "1m", "--out", "nowhere", *words])
-    training = contestant(find("darcy/fst"), asked["compilation"]).training
+    training = equal_terms(find("darcy/fst"), asked["compilation"]).training
     assert training.compile is expected
     if expected:
         assert training.compile_mode == "default"

@@ -67,7 +67,9 @@ def test_check_describes_a_file_and_a_folder(tmp_path, capsys):
         ({"training": 0}, "training must be positive"),
         ({"final_time": 0.0}, "final_time must be positive"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"device": "abacus"}, "device must be cpu, cuda or cuda:N, got 'abacus'"),
+        ({"device": "abacus"}, "device must be cpu or cuda, got 'abacus'"),
+        ({"device": "meta"}, "device must be cpu or cuda, got 'meta'"),
+        ({"device": "cuda:1"}, "CUDA_VISIBLE_DEVICES=1 before the command"),
     ],
 )
 def test_settings_that_make_no_sense_are_one_clear_error(tmp_path, changes, message):

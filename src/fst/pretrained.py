@@ -57,6 +57,16 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def flat(values: object, name: str = "") -> dict[str, Any]:
+    """Nested JSON objects as one, with dotted names."""
+    if not isinstance(values, dict):
+        return {name: values}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{name}.{key}" if name else str(key))
+    return found
+
+
 def to_json(config: object) -> dict[str, Any]:
     """A configuration as plain JSON values."""
     return converter.unstructure(config)

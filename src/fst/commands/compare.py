@@ -12,10 +12,11 @@ Asked again, it goes on where it stopped and repeats nothing that is complete. T
 moved in between, and so may the data.
 """
 
-import os
-import statistics
+import shutil
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,37 +24,108 @@ import torch
 from rich.console import Console
 
 from fst.base import build_model, parameter_count
+from fst.commands import jobs, result_store
 from fst.commands import train as train_command
-from fst.commands.contestant import INTERRUPTED, OTHER_DATA, ComparisonFolder, note_failure
-from fst.commands.kept import (
-    SETTINGS,
-    flat,
-    read_json,
-    read_settings,
-    require_same,
-    write_json,
-)
-from fst.commands.launching import Launch, how_it_ended, launch_process
-from fst.commands.same_data import find_data
-from fst.evaluation.comparison import Comparison, Standing, scores_of
+from fst.commands.device import choose_device
+from fst.commands.evaluate import evaluate
+from fst.commands.json_files import read_json, write_json
+from fst.evaluation.comparison import Comparison, Result
 from fst.evaluation.once import ROWS
 from fst.evaluation.protocol import device_name
-from fst.evaluation.rows import read_rows
 from fst.evaluation.runs import RESULTS
-from fst.pretrained import parse_json, write_atomically
+from fst.pretrained import WEIGHTS, from_json
 from fst.recipes import find
-from fst.recipes.comparison import Compilation, contestant, models_of, seed_of
-from fst.recipes.recipe import Recipe
+from fst.recipes.comparison import Compilation, equal_terms, job_recipe, models_of, seed_of
+from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
-from fst.training.budget import parse_budget
-from fst.training.errors import TrainingError, clear_file_errors
+from fst.training.budget import Plan, make_plan, parse_budget, release
+from fst.training.errors import TrainingError
 from fst.training.run_folder import held
 
-KIND = "comparison"
-# Log lines that a median is worth taking of.
-FEWEST_LINES = 5
+KIND, MODULE = "comparison", "fst.commands.compare"
 
-Entrant = tuple[str, int]
+
+@dataclass(frozen=True)
+class ModelJob(jobs.Job):
+    """One model with one seed: measure, train, score. `number` counts the seeds from 1."""
+
+    model: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.model}, seed {self.number},"
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-seed{self.number}"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is trained and scored; the weights may have been left behind."""
+        return (self.run / "summary.json").is_file() and (self.run / RESULTS / ROWS).is_file()
+
+    @property
+    def plan_file(self) -> Path:
+        return self.folder / "plans" / f"{self.model}.json"
+
+    def recipe(self) -> Recipe:
+        path = self.folder / "recipes" / f"{self.model}.json"
+        return recipe_from_json(read_json(path), str(path))
+
+    def plan(self) -> Plan | None:
+        values = read_json(self.plan_file)
+        return None if values is None else from_json(values, Plan, str(self.plan_file))
+
+    def launch(self) -> int:
+        words = map(str, (self.folder, self.data, self.model, self.number))
+        return jobs.launch_process([MODULE, *words, *([self.device] if self.device else [])])
+
+    def work(self, console: Console) -> None:
+        finished = (self.run / "summary.json").is_file()
+        if not finished or not (self.run / "best" / WEIGHTS).is_file():
+            self.train(console, partial(self._start, console))
+            release()
+        console.print(f"scoring {self.name} on the test set")
+        evaluate(self.run, data=self.data, device=self.device, console=Terminal(quiet=True))
+        # A finished run cannot be resumed, and these are most of what it holds.
+        shutil.rmtree(self.run / "checkpoints", ignore_errors=True)
+
+    def _start(self, console: Console) -> None:
+        recipe, device = self.recipe(), choose_device(self.device)
+        training, validation = train_command.load(recipe, self.data, device, console)
+        plan = self.plan()
+        if plan is None:
+            budget = parse_budget(read_json(self.folder / result_store.SETTINGS)["budget"])
+            build = partial(train_command.prepare_model, recipe, training.samples)
+            plan = make_plan(budget, build, recipe.training, training, validation)
+            write_json(self.plan_file, asdict(plan))
+        rate = plan.calibration.steps_per_second
+        console.print(f"{plan.steps:,} steps, measured at {rate:.3g} a second", highlight=False)
+        recipe = job_recipe(recipe, self.number, plan.steps, rate, compiled=plan.compiled)
+        train_command.start(recipe, self.run, self.data, training, validation, console)
+
+    def result(self, parameters: int | None) -> Result:
+        """What its folder says of it."""
+        recipe, plan = self.recipe(), self.plan()
+        result = Result(
+            model=self.model,
+            title=recipe.model_name,
+            number=self.number,
+            seed=seed_of(recipe, self.number),
+            status="waiting",
+            run=self.name,
+            learning_rate=recipe.training.learning_rate,
+            predictor_learning_rate=recipe.training.predictor_learning_rate,
+            parameters=parameters,
+            paper_parameters=recipe.paper_parameters,
+        )
+        if plan is not None:
+            result = result.planned(plan)
+        if self.is_done:
+            return result.scored(self.run)
+        if self.failure.is_file():
+            return result.failed(self.failure.read_text().partition("\n")[0])
+        return result
 
 
 def compare(
@@ -68,68 +140,58 @@ def compare(
     compilation: Compilation = None,
     console: Console | None = None,
     make: Callable[[str], Recipe] = find,
-    launch: Launch = launch_process,
+    launch: Callable[[ModelJob], int] = ModelJob.launch,
 ) -> Comparison:
-    """Train and score every model asked for, and write one table.
-
-    `make` gives a recipe by its name, `launch` runs one entrant.
-    """
+    """Train and score every model asked for (a job each), and write one table."""
     console = console or Terminal()
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise TrainingError("fst compare trains on one device: start it without a launcher")
-    settings: dict[str, Any] = {
-        "kind": KIND,
-        "task": task,
-        "budget": str(parse_budget(budget)),
-        "compile": compilation or "as the recipes say",
-    }
+    spent = parse_budget(budget)
+    settings: dict[str, Any] = {"kind": KIND, "task": task, "budget": str(spent)}
+    settings["compile"] = compilation or "as the recipes say"
     names = models_of(task, tuple(models))
-    recipes = {model: contestant(make(name), compilation) for model, name in names.items()}
-    folder, before = ComparisonFolder(out), read_settings(out, KIND) or {}
-    place = train_command.choose_device(device)
-    data = find_data(out, next(iter(recipes.values())), data)
-    recipes, counts, left_out = _enter(recipes, data, named=bool(models))
+    recipes = {model: equal_terms(make(name), compilation) for model, name in names.items()}
+    before, chosen = result_store.read_settings(out, KIND) or {}, choose_device(device)
+    path = result_store.find_data(out, next(iter(recipes.values())), data)
+    recipes, counts, left_out = _fit(recipes, path, named=bool(models))
     asked = [(model, number) for number in range(1, seeds + 1) for model in recipes]
     with held(out):
-        missing = [each for each in asked if not folder.is_done(*each)]
+        wanted = [ModelJob(out, path, device, *each) for each in asked]
+        missing = [job for job in wanted if not job.is_done]
         # Where there is nothing to train it does not matter on what.
-        settings["device"] = device_name(place) if missing or not before else before.get("device")
-        entrants = _settle(folder, settings, recipes, asked)
-        took_part = {model for model, _ in entrants}
-        notes = tuple(note for model, note in left_out.items() if model not in took_part)
-        if missing:
-            next(iter(recipes.values())).data.prepare(data, place, console)
-        if place.type == "cuda":
-            torch.cuda.empty_cache()
-        for model, number in missing:
-            console.rule(folder.run(model, number).name)
-            _run(folder, model, number, data, device, launch)
-            write(folder, describe(folder, entrants, counts, notes))
-        comparison = describe(folder, entrants, counts, notes)
-        write(folder, comparison)
-    show(comparison, out, console)
-    failed = [
-        each.run
-        for each in comparison.standings
-        if each.status == "failed" and (each.model, each.number) in asked
-    ]
-    if failed:
+        settings["device"] = device_name(chosen) if missing or not before else before.get("device")
+        runs = _settle(out, settings, recipes, asked)
+        notes = tuple(note for model, note in left_out.items() if model not in dict(runs))
+
+        def report() -> Comparison:
+            every = (ModelJob(out, path, device, *each) for each in runs)
+            results = tuple(job.result(counts.get(job.model)) for job in every)
+            found = Comparison.read(out, task, spent.words(), results, notes)
+            result_store.write_report(out / "comparison", found.markdown(), found.to_json())
+            return found
+
+        for job in missing:
+            result_store.prepare_data(out, recipes[job.model], path, chosen, console)
+            jobs.run_apart(job, console, partial(launch, job))
+            report()
+        comparison = report()
+    comparison.show(console)
+    console.print(f"table: {out / 'comparison.md'}", style="dim")
+    if failed := [job.name for job in wanted if not job.is_done]:
         raise TrainingError(
             f"{', '.join(failed)} failed (see {out / 'failures'}); the same command tries again"
         )
     return comparison
 
 
-def _enter(
+def _fit(
     recipes: dict[str, Recipe], data: Path, *, named: bool
 ) -> tuple[dict[str, Recipe], dict[str, int], dict[str, str]]:
     """The recipes fitted to the data, their parameters, and why others are left out.
 
     Only a model that nobody `named` may be left out.
     """
-    entered, counts, skipped = {}, {}, {}
+    fitted, counts, left_out = {}, {}, {}
     for model, asked in recipes.items():
         train_command.check_options(asked)
         recipe = asked.data.fit(asked, data)
@@ -139,192 +201,37 @@ def _enter(
         except ImportError as error:
             if named:
                 raise TrainingError(str(error)) from None
-            skipped[model] = f"{recipe.model_name} is left out. {error}"
-            continue
-        entered[model] = recipe
-    if not entered:
-        raise TrainingError(f"no model can be trained here: {'; '.join(skipped.values())}")
-    return entered, counts, skipped
-
-
-def _run(
-    folder: ComparisonFolder,
-    model: str,
-    number: int,
-    data: Path,
-    device: str | None,
-    launch: Launch,
-) -> None:
-    """One entrant; if it fails, the reason is kept and the others go on."""
-    failure = folder.failure(model, number)
-    with clear_file_errors(failure):
-        failure.unlink(missing_ok=True)
-    code = launch(folder, model, number, data, device)
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt
-    if code == OTHER_DATA:
-        reason = failure.read_text().partition("\n")[0]
-        failure.unlink()
-        raise TrainingError(reason)
-    if code != 0 and not failure.exists():
-        note_failure(failure, how_it_ended(code))
+            left_out[model] = f"{recipe.model_name} is left out. {error}"
+        else:
+            fitted[model] = recipe
+    if not fitted:
+        raise TrainingError(f"no model can be trained here: {'; '.join(left_out.values())}")
+    return fitted, counts, left_out
 
 
 def _settle(
-    folder: ComparisonFolder,
-    settings: dict[str, Any],
-    recipes: dict[str, Recipe],
-    asked: list[Entrant],
-) -> list[Entrant]:
+    out: Path, settings: dict[str, Any], recipes: dict[str, Recipe], asked: list[tuple[str, int]]
+) -> list[tuple[str, int]]:
     """Store what is to be done, or check it against what is stored.
 
-    Models and seeds may be added to a comparison; all of them are returned.
+    Models and seeds may be added to a comparison; all of them are returned, by model.
     """
-    before = read_settings(folder.path, KIND)
-    if before is not None:
-        require_same(folder.path, {name: before.get(name) for name in settings}, settings)
-    stored = {model: read_json(folder.recipe(model)) for model in recipes}
-    for model, recipe in recipes.items():
-        if stored[model] is not None:
-            require_same(folder.recipe(model), stored[model], recipe.to_json())
-    earlier = [(model, number) for model, number in (before or {}).get("runs", [])]
-    entrants = [*earlier, *(each for each in asked if each not in earlier)]
-    write_json(folder.path / SETTINGS, settings | {"runs": entrants})
-    for model, recipe in recipes.items():
-        if stored[model] is None:
-            write_json(folder.recipe(model), recipe.to_json())
-    return entrants
+    stored = result_store.read_settings(out, KIND) or settings
+    result_store.require_same(out, {name: stored.get(name) for name in settings}, settings)
+    folder = out / "recipes"
+    described = {folder / f"{model}.json": each.to_json() for model, each in recipes.items()}
+    for path, values in described.items():
+        result_store.require_same(path, read_json(path), values)
+    runs = list(dict.fromkeys([*((model, n) for model, n in stored.get("runs", [])), *asked]))
+    write_json(out / result_store.SETTINGS, settings | {"runs": runs})
+    for path, values in described.items():
+        if not path.is_file():
+            write_json(path, values)
+    order = [model for model, _ in runs]
+    return sorted(runs, key=lambda each: (order.index(each[0]), each[1]))
 
 
-def describe(
-    folder: ComparisonFolder,
-    entrants: list[Entrant],
-    counts: dict[str, int],
-    notes: tuple[str, ...] = (),
-) -> Comparison:
-    """How the comparison stands, read from its folder."""
-    settings = read_json(folder.path / SETTINGS)
-    order = list(dict.fromkeys(model for model, _ in entrants))
-    entrants = sorted(entrants, key=lambda each: (order.index(each[0]), each[1]))
-    standings = tuple(_standing(folder, *each, counts.get(each[0])) for each in entrants)
-    found = [start for each in standings for start in _starts(folder.path / each.run)]
-    differing = sorted({name for each in found for name in _differences(found[0], each)})
-    if differing:
-        notes = (*notes, f"Not the same for all runs: {', '.join(differing)}.")
-    chosen = found[0] if found else {}
-    return Comparison(
-        settings["task"],
-        _words(settings["budget"]),
-        standings,
-        chosen.get("hardware") or {},
-        chosen.get("versions") or {},
-        notes,
-    )
-
-
-def _starts(run: Path) -> list[dict[str, Any]]:
-    """With what, and on what, a run was started and resumed."""
-    environment = read_json(run / "environment.json")
-    resumed = environment.get("resumed") if isinstance(environment, dict) else None
-    starts = [environment, *(resumed if isinstance(resumed, list) else [])]
-    names = ("hardware", "versions", "git")
-    return [{name: each.get(name) for name in names} for each in starts if isinstance(each, dict)]
-
-
-def _differences(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
-    old, new = flat(one), flat(two)
-    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
-
-
-def _steady_rate(run: Path) -> float | None:
-    """Updates a second once a run is under way: the median over its log lines.
-
-    So compiling, once for each start, does not count. None where there are too few lines to tell.
-    """
-    rates = []
-    for line in (run / "metrics.jsonl").read_text(errors="replace").splitlines():
-        try:
-            entry = parse_json(line)
-            if entry["kind"] == "training":
-                rates.append(float(entry["steps_per_second"]))
-        except (ValueError, KeyError, TypeError):  # of a writer that was killed
-            continue
-    return statistics.median(rates) if len(rates) >= FEWEST_LINES else None
-
-
-def _standing(
-    folder: ComparisonFolder, model: str, number: int, parameters: int | None
-) -> Standing:
-    recipe, plan = folder.read_recipe(model), folder.read_plan(model)
-    run, failure = folder.run(model, number), folder.failure(model, number)
-    training = recipe.training
-    standing = Standing(
-        model=model,
-        title=recipe.model_name,
-        number=number,
-        seed=seed_of(recipe, number),
-        status="waiting",
-        run=run.name,
-        learning_rate=training.learning_rate,
-        predictor_learning_rate=training.predictor_learning_rate,
-        parameters=parameters,
-        paper_parameters=recipe.paper_parameters,
-    )
-    if plan is not None:
-        standing = replace(
-            standing,
-            steps=plan.steps,
-            compiled=plan.compiled,
-            note=plan.note,
-            peak_memory_gib=plan.calibration.peak_memory_gib,
-            calibrated_steps_per_second=plan.calibration.steps_per_second,
-        )
-    if not folder.is_done(model, number):
-        if not failure.is_file():
-            return standing
-        reason = failure.read_text().partition("\n")[0]
-        return replace(standing, status="failed", note=f"failed: {reason}")
-    summary, rows = read_json(run / "summary.json"), read_rows(run / RESULTS / ROWS)
-    overall, cost = summary["steps_per_second"], rows[0].training
-    rate = _steady_rate(run) or overall
-    images = None if cost is None else cost.images_per_second
-    return replace(
-        standing,
-        status="done",
-        parameters=rows[0].parameters,
-        steps=summary["steps"],
-        training_seconds=summary["steps"] / overall,
-        all_seconds=summary["seconds"],
-        steps_per_second=rate,
-        images_per_second=None if images is None else images / overall * rate,
-        starts=len(_starts(run)),
-        selected_step=summary["selected_step"],
-        validation_error=summary["validation_error"],
-        scores=scores_of(rows),
-    )
-
-
-def write(folder: ComparisonFolder, comparison: Comparison) -> None:
-    """The table so far, as Markdown and as JSON."""
-    with clear_file_errors(folder.path):
-        text = comparison.markdown()
-        write_atomically(folder.path / "comparison.md", text.encode())
-    write_json(folder.path / "comparison.json", comparison.to_json())
-
-
-def show(comparison: Comparison, out: Path, console: Console) -> None:
-    console.print(comparison.title, style="bold", highlight=False)
-    console.print(comparison.terminal(), crop=False)
-    for sentence in comparison.explanations():
-        console.print(sentence, style="dim", markup=False, highlight=False)
-    console.print(f"table: {out / 'comparison.md'}", style="dim")
-
-
-def _words(budget: str) -> str:
-    """A stored budget as a reader likes it."""
-    if budget.endswith("steps"):
-        return f"{int(budget.removesuffix('steps')):,} steps"
-    seconds = float(budget.removesuffix("s"))
-    if seconds < 120:
-        return f"{seconds:g} seconds"
-    return f"{seconds / 60:g} minutes"
+if __name__ == "__main__":
+    folder, data, model, number, *device = sys.argv[1:]
+    job = ModelJob(Path(folder), Path(data), device[0] if device else None, model, int(number))
+    sys.exit(jobs.main(job))

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fst.commands.predict import find_device
+from fst.commands.device import parse_device
 from fst.data import burgers as burgers_law
 from fst.data.burgers_data import BurgersData
 from fst.data.check import Description, check_file, check_folder
@@ -56,13 +56,13 @@ def burgers(
         final_time: The last saved time.
         seed: Seed of the initial conditions.
         batch_size: Trajectories solved at once; chosen by device when not given.
-        device: Where to solve, such as cpu or cuda; a GPU when there is one.
+        device: Where to solve: cpu or cuda; a GPU where there is one.
         force: Replace files that exist and discard unfinished ones.
     """
     console = Terminal()
     viscosities = tuple(burgers_law.VISCOSITIES) if all_viscosities else viscosity
     with _settings():
-        place = find_device(device)
+        chosen = parse_device(device)
         _check_batch_size(batch_size)
         data = BurgersData(
             viscosities=viscosities,
@@ -80,7 +80,7 @@ def burgers(
             path,
             nu,
             test,
-            device=place,
+            device=chosen,
             console=console,
             batch_size=batch_size,
             force=force,
@@ -113,12 +113,12 @@ def darcy(
         test: Samples of the test file.
         seed: Seed of the coefficient fields.
         batch_size: Samples between two records of progress; chosen by device when not given.
-        device: Where to solve, such as cpu or cuda; a GPU when there is one.
+        device: Where to solve: cpu or cuda; a GPU where there is one.
         force: Replace files that exist and discard unfinished ones.
     """
     console = Terminal()
     with _settings():
-        place = find_device(device)
+        chosen = parse_device(device)
         _check_batch_size(batch_size)
         data = DarcyData(
             resolution=resolution,
@@ -134,7 +134,7 @@ def darcy(
         made = data.make(
             path,
             which,
-            device=place,
+            device=chosen,
             console=console,
             batch_size=batch_size,
             force=force,

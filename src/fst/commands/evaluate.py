@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.console import Console
 
 from fst.classifiers import Classifier
+from fst.commands.device import choose_device
 from fst.commands.train import (
     check_same_data,
-    choose_device,
     data_of_run,
     read_run,
     record_data,
@@ -76,17 +76,17 @@ def evaluate(
     )
 
     def compute() -> Scores:
-        place = choose_device(device)
+        chosen = choose_device(device)
         path = data_of_run(recipe, run, data)
         # Files without stored splits are split by their size: where they have changed, samples of
         # the training may now be in the test.
         recipe.data.check_fits(recipe, run, path)
         check_same_data(run, recipe.data, path)
-        test: TestSplit = recipe.data.load_test(path, place)
+        test: TestSplit = recipe.data.load_test(path, chosen)
         if isinstance(recipe.evaluation, ClassificationSettings):
-            classifier = Classifier.from_pretrained(best).to(place)
+            classifier = Classifier.from_pretrained(best).to(chosen)
             return _score_classes(classifier, test, recipe.evaluation, origin, mark, console)
-        model = Operator.from_pretrained(best).to(place)
+        model = Operator.from_pretrained(best).to(chosen)
         beside = recipe.data if trivial and isinstance(recipe.data, BurgersData) else None
         return _score(model, test, recipe.evaluation, origin, mark, beside, console)
 

@@ -16,6 +16,7 @@ import fst.baselines
 import fst.vision  # noqa: F401  (both, so that `from_pretrained` knows their names)
 from fst.base import Model
 from fst.classifiers import Classifier
+from fst.commands.device import parse_device
 from fst.commands.prediction_files import (
     Prediction,
     Queries,
@@ -62,7 +63,7 @@ def predict(
             f"{queries}: holds queries for {len(asked.positions)} samples, but {observations} "
             f"holds {len(given)} samples; give one set of queries for all, or one for each"
         )
-    answer = ask(model.to(find_device(device)), given, asked, neighbors)
+    answer = ask(model.to(parse_device(device)), given, asked, neighbors)
     write_prediction(out, answer)
     if console is not None:
         samples, count = answer.predictions.shape[:2]
@@ -86,20 +87,6 @@ def load_model(run: Path | str) -> Operator:
         raise ValueError(f"{run} holds a classifier: ask it with --images, not --observations")
     assert isinstance(model, Operator)
     return model
-
-
-def find_device(name: str | None) -> torch.device:
-    """The device asked for, if it is there; the GPU by default, where there is one."""
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, number = name.partition(":")
-    if name != "cpu" and not (kind == "cuda" and (name == kind or number.isdecimal())):
-        raise ValueError(f"device must be cpu, cuda or cuda:N, got {name!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {name!r}, but no GPU can be used here")
-    if number and int(number) >= torch.cuda.device_count():
-        raise ValueError(f"device is {name!r}, but the GPUs here are {torch.cuda.device_count()}")
-    return torch.device(name)
 
 
 def ask(

@@ -17,7 +17,8 @@ import torch
 from rich.console import Console
 
 from fst.classifiers import Classifier
-from fst.commands.predict import find_device, load_any
+from fst.commands.device import parse_device
+from fst.commands.predict import load_any
 from fst.data.errors import DataError, writing
 from fst.data.image_decoding import View, decoded
 from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images, is_tar
@@ -56,7 +57,7 @@ def predict_images(
     files = open_images(images)
     model = load_classifier(run)
     view = View.evaluation(model.image_size, find_resize(run, model))
-    guesses = ask(model.to(find_device(device)), files, view)
+    guesses = ask(model.to(parse_device(device)), files, view)
     for item in guesses.skipped:
         print(printable(f"fst: skipped {item.name}: {item.reason}"), file=sys.stderr)
     if not guesses.files:

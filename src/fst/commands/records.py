@@ -7,7 +7,7 @@ from typing import Any
 
 from fst.data.errors import DataError, reading, writing
 from fst.evaluation.rows import Row
-from fst.evaluation.runs import read_run
+from fst.evaluation.runs import read_json, read_run
 from fst.pretrained import write_atomically
 
 
@@ -41,11 +41,11 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def describe(run: Path) -> dict[str, Any]:
     """One run: its error on the finest test grid, what it cost, and where it was trained."""
     row = finest(read_run(run).rows)
-    summary, environment = (_json(run / f"{name}.json") for name in ("summary", "environment"))
+    summary, environment = (read_json(run / f"{name}.json") for name in ("summary", "environment"))
     seconds = summary.get("update_seconds")
     if seconds is None:
         raise DataError(f"{run}: summary.json does not say the seconds of its updates")
-    git, hardware = environment.get("git") or {}, environment["hardware"]
+    git, hardware = environment.get("git") or {}, environment.get("hardware") or {}
     gpus = [gpu["name"] for gpu in hardware.get("gpus", [])]
     return {
         "run": row.run,
@@ -63,8 +63,8 @@ def describe(run: Path) -> dict[str, Any]:
         "grid": row.grid,
         "samples": row.samples,
         "parameters": row.parameters,
-        "hardware": ", ".join(gpus) or f"{hardware['cpus']} CPU cores",
-        "torch": environment["versions"]["torch"],
+        "hardware": ", ".join(gpus) or f"{hardware.get('cpus')} CPU cores",
+        "torch": (environment.get("versions") or {}).get("torch"),
         "commit": git.get("commit"),
         "modified": git.get("modified"),
     }
@@ -77,15 +77,3 @@ def finest(rows: tuple[Row, ...]) -> Row:
         raise DataError("no row was decoded from all anchors")
     sizes = [1 if row.grid is None else prod(row.grid) for row in whole]
     return whole[sizes.index(max(sizes))]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    with reading(path, "a run's description (JSON)"):
-        text = path.read_bytes()
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise DataError(f"{path}: is damaged: {error}") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: is damaged: expected a JSON object")
-    return found

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fst.commands.kept import differences, flat, read_json
+from fst.commands.json_files import differences, read_json
+from fst.pretrained import flat
 from fst.training.errors import TrainingError
 from fst.training.run_folder import RunFolder
 

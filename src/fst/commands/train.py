@@ -10,7 +10,8 @@ from accelerate import PartialState
 from rich.console import Console
 
 from fst.base import Model, build_model
-from fst.commands.kept import write_json
+from fst.commands.device import choose_device
+from fst.commands.json_files import write_json
 from fst.commands.same_recipe import check_same_recipe
 from fst.data.samples import Rows
 from fst.data.source import DataSource
@@ -42,7 +43,7 @@ def train(
     console: Console | None = None,
 ) -> Summary:
     """Start a new run in `out`, which must be empty or absent."""
-    place = choose_device(device)
+    chosen = choose_device(device)
     RunFolder.require_free(out)
     check_options(recipe)
     check_data_folder(recipe, data)
@@ -51,7 +52,7 @@ def train(
     check_batch_size(recipe.training, PartialState().num_processes)
     if PartialState().is_main_process:
         check_wandb(recipe.training)
-    training, validation = load(recipe, data, place, console)
+    training, validation = load(recipe, data, chosen, console)
     return start(recipe, out, data, training, validation, console)
 
 
@@ -87,20 +88,20 @@ def resume(
 
     `rate_factor` multiplies the learning rates from here on, and is kept for later starts.
     """
-    place = choose_device(device)
+    chosen = choose_device(device)
     if rate_factor is not None and not 0 < rate_factor <= 1:
         raise TrainingError(f"rate_factor must be above 0 and at most 1, got {rate_factor}")
     RunFolder.resume(out, checkpoint)  # a mistake is told at once
     with held(out):
         folder = RunFolder.resume(out, checkpoint)
-        return _resume(folder, rate_factor or 1.0, data, place, console)
+        return _resume(folder, rate_factor or 1.0, data, chosen, console)
 
 
 def _resume(
     folder: RunFolder,
     rate_factor: float,
     data: Path | None,
-    place: torch.device,
+    device: torch.device,
     console: Console | None,
 ) -> Summary:
     out = folder.path
@@ -110,7 +111,7 @@ def _resume(
     check_same_recipe(folder)
     path = data_of_run(recipe, out, data)
     recipe.data.check_fits(recipe, out, path)
-    training, validation = load(recipe, path, place, console)
+    training, validation = load(recipe, path, device, console)
     check_same_data(out, recipe.data, path, training.samples)
     if data is not None and PartialState().is_main_process:
         record_data(out, data)
@@ -222,21 +223,6 @@ def prepare_model(recipe: Recipe, training: Rows) -> Model:
     recipe.training.objective.check(model, training)
     model.fit_statistics(training, recipe.standardization)
     return model
-
-
-def choose_device(name: str | None) -> torch.device:
-    """The device asked for, or a GPU where there is one. With several processes, this one's.
-
-    To be called first: Accelerate settles on a device when it is first asked for anything.
-    """
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        hint = "; CUDA_VISIBLE_DEVICES=N chooses a GPU" if name.startswith("cuda:") else ""
-        raise TrainingError(f"device must be cpu or cuda, got {name!r}{hint}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("device cuda was asked for, but PyTorch sees no GPU")
-    return PartialState(cpu=name == "cpu").device
 
 
 def data_path(recipe: Recipe, data: Path | None) -> Path:

@@ -1,23 +1,28 @@
 """Several models trained on equal terms, as one table: what each cost, and its error everywhere.
 
-Enters: one standing for each model and seed, read from its run folder. Leaves: a table with a line
-a model (the mean over seeds), under it their spread and the paper's figures, as text for a
+Enters: one result for each model and seed, read from its run folder. Leaves: a table with a line
+per model (the mean over seeds), under it their spread and the paper's figures, as text for a
 terminal, Markdown and JSON.
 """
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from fst.evaluation.rows import ACCURACIES, Row
+from fst.evaluation.once import ROWS
+from fst.evaluation.rows import ACCURACIES, Row, read_rows
+from fst.evaluation.runs import RESULTS, read_json, read_starts, steady_rate
 from fst.evaluation.tables import NOTHING, Table, grid_name, number, unique
-from fst.pretrained import to_json
+from fst.pretrained import flat, to_json
 from fst.terminal import markdown, printable
+from fst.training.budget import Plan
 
 SPREAD, PAPER = "  ±", "  paper"
 
@@ -47,7 +52,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Result:
     """One model with one seed: how far it came, what it cost, and its errors."""
 
     model: str
@@ -82,6 +87,40 @@ class Standing:
     note: str | None = None
     scores: tuple[Score, ...] = ()
 
+    def planned(self, plan: Plan) -> Self:
+        return replace(
+            self,
+            steps=plan.steps,
+            compiled=plan.compiled,
+            note=plan.note,
+            peak_memory_gib=plan.calibration.peak_memory_gib,
+            calibrated_steps_per_second=plan.calibration.steps_per_second,
+        )
+
+    def failed(self, reason: str) -> Self:
+        return replace(self, status="failed", note=f"failed: {reason}")
+
+    def scored(self, run: Path) -> Self:
+        """With the cost and the errors of a run that is trained and scored."""
+        summary, rows = read_json(run / "summary.json"), read_rows(run / RESULTS / ROWS)
+        overall, cost = summary["steps_per_second"], rows[0].training
+        rate = steady_rate(run) or overall
+        images = None if cost is None else cost.images_per_second
+        return replace(
+            self,
+            status="done",
+            parameters=rows[0].parameters,
+            steps=summary["steps"],
+            training_seconds=summary["steps"] / overall,
+            all_seconds=summary["seconds"],
+            steps_per_second=rate,
+            images_per_second=None if images is None else images / overall * rate,
+            starts=len(read_starts(run)),
+            selected_step=summary["selected_step"],
+            validation_error=summary["validation_error"],
+            scores=scores_of(rows),
+        )
+
 
 def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1_000 else f"{value:,.0f}"
@@ -90,7 +129,7 @@ def _short(value: float) -> str:
 class Cost(NamedTuple):
     """A column about what a model cost."""
 
-    read: Callable[[Standing], float | None]
+    read: Callable[[Result], float | None]
     form: Callable[[float], str]
 
 
@@ -106,28 +145,48 @@ COSTS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """All standings of one comparison."""
+    """All results of one comparison."""
 
     task: str
     budget: str
-    standings: tuple[Standing, ...]
+    results: tuple[Result, ...]
     hardware: dict[str, Any]
     versions: dict[str, Any]
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def read(
+        cls,
+        folder: Path,
+        task: str,
+        budget: str,
+        results: tuple[Result, ...],
+        notes: tuple[str, ...] = (),
+    ) -> Self:
+        """With the hardware and versions of the runs in a folder; a note names what differs."""
+        starts = [start for each in results for start in read_starts(folder / each.run)]
+        parts = [flat(start) for start in starts]
+        names = {name for each in parts for name in each}
+        differing = [n for n in sorted(names) if any(p.get(n) != parts[0].get(n) for p in parts)]
+        if differing:
+            notes = (*notes, f"Not the same for all runs: {', '.join(differing)}.")
+        first = starts[0] if starts else {}
+        hardware, versions = first.get("hardware") or {}, first.get("versions") or {}
+        return cls(task, budget, results, hardware, versions, notes)
+
     def table(self) -> Table:
         """One line a model, then its spread over several seeds and the paper's figures."""
-        columns = unique(score.column for each in self.standings for score in each.scores)
-        images = any(each.images_per_second is not None for each in self.standings)
+        columns = unique(score.column for each in self.results for score in each.scores)
+        images = any(each.images_per_second is not None for each in self.results)
         costs = {name: cost for name, cost in COSTS.items() if images or name != IMAGES}
         lines: list[tuple[str, ...]] = []
-        for those in _by_model(self.standings).values():
+        for those in _by_model(self.results).values():
             lines += _lines(those, costs, columns)
         return Table(self.title, ("Model", "Para-\nmeters", *costs, *columns), tuple(lines))
 
     @property
     def title(self) -> str:
-        scores = [score for each in self.standings for score in each.scores]
+        scores = [score for each in self.results for score in each.scores]
         accuracy = any(score.metric in ACCURACIES for score in scores)
         what = "accuracy in percent" if accuracy else "mean relative L2 error"
         return f"{self.task}, {self.budget} for each model: {what} on the test set"
@@ -148,25 +207,25 @@ class Comparison:
             f"at the learning rate of its recipe: {self._rates()}.",
             "Time and steps/s: of the updates alone.",
         ]
-        if any(each.compiled for each in self.standings):
+        if any(each.compiled for each in self.results):
             words.append(
                 "Compilation comes on top of the budget, again whenever a run is resumed. It is "
                 "in the time, not in steps/s, which is the median over the run."
             )
-        if any(each.peak_memory_gib is not None for each in self.standings):
+        if any(each.peak_memory_gib is not None for each in self.results):
             words.append(
                 "Peak: most memory allocated on the GPU by updates, the data on it included."
             )
-        if any(score.paper_error for each in self.standings for score in each.scores):
+        if any(score.paper_error for each in self.results for score in each.scores):
             words.append(
                 "paper: its figures after its own, longer training, on the published data."
             )
-        counts = {each.number for each in self.standings}
+        counts = {each.number for each in self.results}
         if len(counts) > 1:
             words.append(
                 "±: standard deviation over the seeds of a model; the line above it is their mean."
             )
-        for each in self.standings:
+        for each in self.results:
             if each.note is not None:
                 which = f", seed {each.number}" if each.status == "failed" else ""
                 words.append(f"{each.title}{which}: {each.note}")
@@ -195,6 +254,12 @@ class Comparison:
             )
         return drawn
 
+    def show(self, console: Console) -> None:
+        console.print(self.title, style="bold", highlight=False)
+        console.print(self.terminal(), crop=False)
+        for sentence in self.explanations():
+            console.print(sentence, style="dim", markup=False, highlight=False)
+
     def markdown(self) -> str:
         notes = "\n".join(f"- {markdown(sentence)}" for sentence in self.explanations())
         return f"# {markdown(self.title)}\n\n{self.table().markdown()}\n{notes}\n"
@@ -206,12 +271,12 @@ class Comparison:
             "hardware": self.hardware,
             "versions": self.versions,
             "explanations": self.explanations(),
-            "rows": [to_json(each) for each in self.standings],
+            "rows": [to_json(each) for each in self.results],
         }
 
     def _rates(self) -> str:
         found = {}
-        for each in self.standings:
+        for each in self.results:
             found[each.title] = f"{each.title} {each.learning_rate:g}"
             if each.predictor_learning_rate is not None:
                 found[each.title] += f" (predictor {each.predictor_learning_rate:g})"
@@ -229,10 +294,10 @@ class Comparison:
         return f"Made with: {device}; {versions}." if versions else "Nothing is trained yet."
 
 
-def _by_model(standings: Sequence[Standing]) -> dict[str, list[Standing]]:
+def _by_model(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The seeds of a model together, in the order in which the models came."""
-    found: dict[str, list[Standing]] = {}
-    for each in standings:
+    found: dict[str, list[Result]] = {}
+    for each in results:
         found.setdefault(each.model, []).append(each)
     return found
 
@@ -247,7 +312,7 @@ def scores_of(rows: Sequence[Row]) -> tuple[Score, ...]:
 
 
 def _lines(
-    those: list[Standing], costs: dict[str, Cost], columns: list[str]
+    those: list[Result], costs: dict[str, Cost], columns: list[str]
 ) -> list[tuple[str, ...]]:
     done = [each for each in those if each.status == "done"]
     first = those[0]

@@ -6,13 +6,12 @@ holds a page lists its pictures in a third file, so that a new page replaces the
 """
 
 import base64
-import html
 import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 
+from jinja2 import Environment
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -128,38 +127,17 @@ def markdown_page(page: Page) -> str:
 
 
 def html_page(page: Page, images: dict[str, bytes]) -> str:
-    sections = "\n".join(_html_section(section, images) for section in page.sections)
-    return _PAGE.substitute(
-        title=html.escape(page.title), intro=_html_paragraphs(page.paragraphs), sections=sections
-    )
+    encoded = {name: base64.b64encode(data).decode() for name, data in images.items()}
+    return _PAGE.render(page=page, images=encoded)
 
 
-def _html_section(section: Section, images: dict[str, bytes]) -> str:
-    tables = "".join(f'<div class="wide">{table.html()}</div>' for table in section.tables)
-    pictures = "".join(_html_picture(picture, images[picture.name]) for picture in section.pictures)
-    heading = html.escape(section.heading)
-    body = _html_paragraphs(section.paragraphs) + tables + pictures
-    return f"<section>\n<h2>{heading}</h2>\n{body}</section>"
-
-
-def _html_picture(picture: Picture, data: bytes) -> str:
-    caption = html.escape(picture.caption)
-    encoded = base64.b64encode(data).decode()
-    width = round(picture.figure.get_figwidth() * 96)
-    image = f'<img alt="{caption}" style="width:{width}px" src="data:image/png;base64,{encoded}">'
-    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>\n"
-
-
-def _html_paragraphs(paragraphs: tuple[str, ...]) -> str:
-    return "".join(f"<p>{html.escape(text)}</p>\n" for text in paragraphs)
-
-
-_PAGE = Template("""<!doctype html>
+_ENVIRONMENT = Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
+_PAGE = _ENVIRONMENT.from_string("""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
+<title>{{ page.title }}</title>
 <style>
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
@@ -182,9 +160,29 @@ figcaption { color: #444; font-size: 0.9rem; margin-top: 0.4rem; max-width: 46re
 </style>
 </head>
 <body>
-<h1>$title</h1>
-$intro
-$sections
+<h1>{{ page.title }}</h1>
+{% for text in page.paragraphs %}
+<p>{{ text }}</p>
+{% endfor %}
+{% for section in page.sections %}
+<section>
+<h2>{{ section.heading }}</h2>
+{% for text in section.paragraphs %}
+<p>{{ text }}</p>
+{% endfor %}
+{% for table in section.tables %}
+<div class="wide">{{ table.html() }}</div>
+{% endfor %}
+{% for picture in section.pictures %}
+<figure>
+<img alt="{{ picture.caption }}"
+     style="width:{{ (96 * picture.figure.get_figwidth()) | round | int }}px"
+     src="data:image/png;base64,{{ images[picture.name] }}">
+<figcaption>{{ picture.caption }}</figcaption>
+</figure>
+{% endfor %}
+</section>
+{% endfor %}
 </body>
 </html>
 """)

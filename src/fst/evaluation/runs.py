@@ -3,6 +3,7 @@
 Everything is read as JSON or NumPy arrays; no model is loaded here.
 """
 
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from fst.pretrained import PretrainedError, from_json, parse_json
 from fst.terminal import one_line
 
 RESULTS = "results"
+# Log lines that a median is worth taking of.
+FEWEST_LINES = 5
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,28 @@ def read_fields(path: Path) -> Fields | PointFields | ImageFields:
     return load_point_fields(path) if "queries" in names else load_fields(path)
 
 
-def read_curves(path: Path) -> Curves:
-    """Loss and validation error by step. Lines that a killed writer left unfinished are skipped."""
-    loss, validation = [], []
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl. Those that a killed writer left unfinished are skipped."""
+    found = []
     if not path.is_file():
-        return Curves()
+        return []
     with reading(path, "metrics as JSON lines"):
         lines = path.read_text(errors="replace").splitlines()
     for line in lines:
         try:
             entry = parse_json(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            found.append(entry)
+    return found
+
+
+def read_curves(path: Path) -> Curves:
+    """Loss and validation error by step."""
+    loss, validation = [], []
+    for entry in read_metrics(path):
+        try:
             if entry["kind"] == "training":
                 loss.append((int(entry["step"]), float(entry["loss"])))
             elif entry["kind"] == "validation":
@@ -82,6 +97,30 @@ def read_curves(path: Path) -> Curves:
         except (ValueError, KeyError, TypeError, OverflowError):
             continue
     return Curves(tuple(loss), tuple(validation))
+
+
+def steady_rate(run: Path) -> float | None:
+    """Updates a second once a run is under way: the median over its log lines.
+
+    So compiling, once for each start, does not count. None where there are too few lines to tell.
+    """
+    rates = []
+    for entry in read_metrics(run / "metrics.jsonl"):
+        try:
+            if entry["kind"] == "training":
+                rates.append(float(entry["steps_per_second"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return statistics.median(rates) if len(rates) >= FEWEST_LINES else None
+
+
+def read_starts(run: Path) -> list[dict[str, Any]]:
+    """With what, and on what, a run was started and resumed."""
+    environment = read_json(run / "environment.json")
+    resumed = environment.get("resumed")
+    starts = [environment, *(resumed if isinstance(resumed, list) else [])] if environment else []
+    names = ("hardware", "versions", "git")
+    return [{name: each.get(name) for name in names} for each in starts if isinstance(each, dict)]
 
 
 def read_origin(
@@ -97,8 +136,8 @@ def read_origin(
 
     `images` is how many of them a training step takes, for classifiers.
     """
-    environment = _read_json(folder / "environment.json")
-    summary = _read_json(folder / "summary.json")
+    environment = read_json(folder / "environment.json")
+    summary = read_json(folder / "summary.json")
     try:
         cost = _cost(summary, environment.get("hardware") or {}, images)
         git_hash = _git_hash(environment.get("git"))
@@ -151,7 +190,8 @@ def _git_hash(state: dict[str, Any] | None) -> str | None:
     return f"{state['commit']}{' (modified)' if state.get('modified') else ''}"
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """What a file of a run folder holds; nothing where it is missing."""
     if not path.is_file():
         return {}
     with reading(path, "a JSON object"):

@@ -1,9 +1,10 @@
 """Result rows as tables: the paper's number beside ours, for a terminal, Markdown and HTML."""
 
-import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from jinja2 import Environment
+from markupsafe import Markup
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as TerminalTable
 from rich.text import Text
@@ -41,20 +42,28 @@ class Table:
         lines = [self.header, tuple(rule), *self.lines]
         return "\n".join("| " + " | ".join(map(markdown, line)) + " |" for line in lines) + "\n"
 
-    def html(self) -> str:
-        def line(cells: Sequence[str], tag: str) -> str:
-            kinds = ["" if index < self.words else ' class="number"' for index in range(len(cells))]
-            parts = (
-                f"<{tag}{kind}>{html.escape(cell)}</{tag}>"
-                for kind, cell in zip(kinds, cells, strict=True)
-            )
-            return "<tr>" + "".join(parts) + "</tr>"
+    def html(self) -> Markup:
+        return Markup(_HTML.render(table=self))
 
-        body = "\n".join(line(cells, "td") for cells in self.lines)
-        return (
-            f"<table>\n<caption>{html.escape(self.title)}</caption>\n"
-            f"<thead>{line(self.header, 'th')}</thead>\n<tbody>\n{body}\n</tbody>\n</table>\n"
-        )
+
+_HTML = Environment(autoescape=True, trim_blocks=True).from_string("""
+{%- macro line(cells, tag) -%}
+<tr>
+{%- for cell in cells -%}
+<{{ tag }}{% if loop.index0 >= table.words %} class="number"{% endif %}>{{ cell }}</{{ tag }}>
+{%- endfor -%}
+</tr>
+{%- endmacro -%}
+<table>
+<caption>{{ table.title }}</caption>
+<thead>{{ line(table.header, "th") }}</thead>
+<tbody>
+{% for cells in table.lines %}
+{{ line(cells, "td") }}
+{% endfor %}
+</tbody>
+</table>
+""")
 
 
 def error_table(rows: Sequence[Row]) -> Table:

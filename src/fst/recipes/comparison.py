@@ -54,7 +54,7 @@ def models_of(task: str, wanted: tuple[str, ...] = ()) -> dict[str, str]:
     return {model: known[task][model] for model in wanted or known[task]}
 
 
-def contestant(recipe: Recipe, compilation: Compilation = None) -> Recipe:
+def equal_terms(recipe: Recipe, compilation: Compilation = None) -> Recipe:
     """The recipe without what only costs time here: the same model, data, loss and test grids."""
     training = replace(recipe.training, tensorboard=False, wandb=False)
     if compilation == "no":
@@ -72,8 +72,8 @@ def seed_of(recipe: Recipe, number: int) -> int:
     return recipe.training.seed + SEED_STRIDE * (number - 1)
 
 
-def entry(recipe: Recipe, number: int, steps: int, rate: float, *, compiled: bool) -> Recipe:
-    """A contestant's run: the `number`th seed, and a schedule of this many steps.
+def job_recipe(recipe: Recipe, number: int, steps: int, rate: float, *, compiled: bool) -> Recipe:
+    """One run of a comparison: the `number`th seed, and a schedule of this many steps.
 
     `rate` is the number of steps a second, as measured.
     """

@@ -18,8 +18,6 @@ from fst.training.schedules import Plateau, Stages, WarmupCosine, learning_rate_
 RATES = (3e-4, 1e-3, 3e-3, 5e-3)
 STEPS, MORE_STEPS = 4_000, 8_000
 VALIDATIONS = 8
-CHECKS = 3
-"""Validation errors that a trial's score is the mean of."""
 
 
 def trial(recipe: Recipe, rate: float, steps: int = STEPS) -> Recipe:

@@ -13,6 +13,7 @@ import gc
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
@@ -20,7 +21,8 @@ import torch
 
 from fst.base import Model
 from fst.data.splits import TrainingSplit, ValidationSplit
-from fst.training.errors import TrainingError
+from fst.training.compilation import compiles
+from fst.training.errors import TrainingError, first_line
 from fst.training.journal import Stopwatch
 from fst.training.loop import build_accelerator
 from fst.training.schedules import WarmupCosine
@@ -52,6 +54,10 @@ class Budget(ABC):
     def steps(self, rate: float) -> int:
         """The steps it allows at this many steps a second."""
 
+    @abstractmethod
+    def words(self) -> str:
+        """As a reader likes it."""
+
 
 @dataclass(frozen=True)
 class StepBudget(Budget):
@@ -67,6 +73,9 @@ class StepBudget(Budget):
     def steps(self, rate: float) -> int:
         del rate
         return self.count
+
+    def words(self) -> str:
+        return f"{self.count:,} steps"
 
     def __str__(self) -> str:
         return f"{self.count}steps"
@@ -95,6 +104,10 @@ class TimeBudget(Budget):
                 f"and it takes at least {FEWEST_STEPS}"
             )
         return count
+
+    def words(self) -> str:
+        minutes = self.seconds / 60
+        return f"{self.seconds:g} seconds" if minutes < 2 else f"{minutes:g} minutes"
 
     def __str__(self) -> str:
         return f"{Decimal(repr(self.seconds)).normalize():f}s"  # every digit, and no exponent
@@ -189,6 +202,39 @@ def calibrate(
         trainer.batches.close()
         del trainer, accelerator
         release()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model spends the budget, the same for all its seeds; fixed before it is trained."""
+
+    steps: int
+    compiled: bool
+    calibration: Calibration
+    note: str | None = None
+
+
+def make_plan(
+    budget: Budget,
+    build: Callable[[], Model],
+    settings: TrainingSettings,
+    training: TrainingSplit,
+    validation: ValidationSplit,
+) -> Plan:
+    """Measure a scratch model, made by `build`; where it does not compile, as it is without."""
+    note, measured, seconds = None, None, budget.calibration_seconds
+    compiled = compiles(settings, training.samples.device)
+    if compiled:
+        try:
+            measured = calibrate(build(), training, validation, settings, seconds)
+        except Exception as error:  # compilers fail in too many ways to name
+            note = f"compiled it failed ({first_line(error)}), so it was trained uncompiled"
+            compiled = False
+    if measured is None:
+        release()  # the failed attempt, which its error held until now
+        eager = replace(settings, compile=False)
+        measured = calibrate(build(), training, validation, eager, seconds)
+    return Plan(budget.steps(measured.steps_per_second), compiled, measured, note)
 
 
 def release() -> None:

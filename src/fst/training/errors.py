@@ -48,6 +48,14 @@ class Interrupted(Exception):  # noqa: N818  (not a fault: the run was saved and
         self.step = step
 
 
+def first_line(error: Exception) -> str:
+    """What went wrong, in one line: the reason of a compiler, or an error's kind and first line."""
+    if isinstance(error, CompilationError):
+        return error.reason
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
 @contextmanager
 def clear_file_errors(path: Path) -> Iterator[None]:
     """Turn a full disk, a read-only folder or a failing disk into one clear `TrainingError`."""
