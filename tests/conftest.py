@@ -25,8 +25,7 @@ CHECKED = [
     "kernels.pruned_blend",
 ]
 
-with install_import_hook([f"fst.{name}" for name in CHECKED], "beartype.beartype"):
-    import fst  # noqa: F401
+install_import_hook([f"fst.{name}" for name in CHECKED], "beartype.beartype")
 
 
 @pytest.fixture(autouse=True)
