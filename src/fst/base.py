@@ -7,7 +7,7 @@ classifiers add what goes in and what comes out.
 
 from abc import ABC
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from fst.evaluation_points import PointDraws
 FORMER_NAMES = {"ObserveFirst": "FunctionSpaceTransformer"}
 
 
+@runtime_checkable
 class PointStream(Protocol):
     """A resumable source of `PointDraws`: two seeds and a position."""
 

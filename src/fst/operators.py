@@ -47,7 +47,7 @@ class Standardization(nn.Module):
         self.mean.copy_(mean.expand_as(self.mean))
         self.deviation.copy_(deviation.expand_as(self.deviation))
 
-    def forward(self, values: Float[Tensor, "b n v"]) -> Float[Tensor, "b n v"]:
+    def forward(self, values: Float[Tensor, "*points v"]) -> Float[Tensor, "*points v"]:
         return (values - self.mean) / self.deviation
 
     def check(self, name: str, values: Float[Tensor, "... v"], mask: Tensor | None = None) -> None:

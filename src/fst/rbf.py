@@ -17,8 +17,8 @@ TIE = 1e-6
 
 def squared_distances(
     points: Float[Tensor, "#b q s"],
-    anchors: Float[Tensor, "b m s"],
-    length_scales: Float[Tensor, "b m s"] | None = None,
+    anchors: Float[Tensor, "#b m s"],
+    length_scales: Float[Tensor, "#b m s"] | None = None,
 ) -> Float[Tensor, "b q m"]:
     """Σ_s ((x_s - a_s) / ℓ_s)². Differences come first: the expanded square would cancel."""
     inverse = None if length_scales is None else length_scales.reciprocal()

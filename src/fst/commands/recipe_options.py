@@ -20,7 +20,7 @@ class TrainOptions:
     """Options of a new run besides the fields of its recipe."""
 
     recipe: Annotated[Recipe, arg(name="")]
-    out: Path
+    out: Path = tyro.MISSING
     """Folder for the run; it must be empty or absent."""
     data: Path | None = None
     """Data folder, or your own file; ./data/... when not given, and made there if missing."""
@@ -48,7 +48,7 @@ def train_recipe(name: str, arguments: Sequence[str], *, console: Console) -> No
         if named.data is not None:
             recipe = train_command.fit_to_data(recipe, named.data)
     recipe = own_images.unnamed(recipe)
-    default = TrainOptions(recipe, out=tyro.MISSING)
+    default = TrainOptions(recipe)
     options = tyro.cli(
         AvoidSubcommands[TrainOptions], default=default, args=arguments, prog=f"fst train {name}"
     )

@@ -146,9 +146,9 @@ def _anchors(output: Output, count: int) -> tuple[Float[Tensor, "n m 2"], Float[
 def load_fields(path: Path) -> Fields:
     """The fields of a file, their shapes checked against each other."""
     arrays = read_arrays(path, Fields)
-    saved = Fields(**arrays)
-    samples, picture = len(saved), (len(saved.first), len(saved.second))
-    profile, anchors = (len(saved.cuts), len(saved.along)), saved.anchors.shape[1:]
+    samples, picture = len(arrays["rows"]), (len(arrays["first"]), len(arrays["second"]))
+    profile = (len(arrays["cuts"]), len(arrays["along"]))
+    anchors = arrays["anchors"].shape[1:]
     expected = {
         "truth": picture,
         "prediction": picture,
@@ -159,4 +159,4 @@ def load_fields(path: Path) -> Fields:
         "errors": (),
     }
     check_shapes(path, arrays, {name: (samples, *shape) for name, shape in expected.items()})
-    return saved
+    return Fields(**arrays)

@@ -58,16 +58,16 @@ class ImageFields:
 def load_image_fields(path: Path) -> ImageFields:
     """The fields of a file, their shapes checked against each other."""
     arrays = read_arrays(path, ImageFields)
-    saved = ImageFields(**arrays)
-    samples, anchors = (len(saved),), (len(saved), saved.anchors.shape[1], 2)
+    count, pictures = len(arrays["rows"]), arrays["pictures"]
+    samples, anchors = (count,), (count, *arrays["anchors"].shape[1:2], 2)
     words = ("names", "labels", "guesses", "probabilities")
     expected: dict[str, tuple[int, ...]] = dict.fromkeys(words, samples)
     expected |= {"anchors": anchors, "length_scales": anchors}
-    expected["pictures"] = (*samples, *saved.pictures.shape[1:3], 3)
+    expected["pictures"] = (*samples, *pictures.shape[1:3], 3)
     check_shapes(path, arrays, expected)
-    if saved.pictures.dtype != np.uint8:
-        raise DataError(f"{path}: pictures must be uint8, got {saved.pictures.dtype}")
-    return saved
+    if pictures.dtype != np.uint8:
+        raise DataError(f"{path}: pictures must be uint8, got {pictures.dtype}")
+    return ImageFields(**arrays)
 
 
 def choose_images(labels: Int[Tensor, " n"], count: int) -> list[int]:

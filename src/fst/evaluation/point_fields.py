@@ -129,9 +129,8 @@ def _padded(rows: Sequence[Array]) -> Array:
 def load_point_fields(path: Path) -> PointFields:
     """The fields of a file, their shapes checked against each other."""
     arrays = read_arrays(path, PointFields)
-    saved = PointFields(**arrays)
-    samples, axes = len(saved), saved.axes
-    observed, queried = ((samples, *array.shape[1:2]) for array in (saved.values, saved.truth))
+    samples, axes = len(arrays["rows"]), len(arrays["low"])
+    observed, queried = ((samples, *arrays[name].shape[1:2]) for name in ("values", "truth"))
     expected = {
         "high": (axes,),
         "errors": (samples,),
@@ -144,4 +143,4 @@ def load_point_fields(path: Path) -> PointFields:
         "prediction": queried,
     }
     check_shapes(path, arrays, expected)
-    return saved
+    return PointFields(**arrays)
