@@ -96,7 +96,8 @@ class ConditionChannels(nn.Module):
         self.standardize.check("condition", self.prepare(condition))
 
     def forward(self, condition: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
-        return self.standardize(self.prepare(condition))
+        standardized: Tensor = self.standardize(self.prepare(condition))
+        return standardized
 
 
 class Output(ABC):

@@ -59,7 +59,8 @@ def parse_json(text: str | bytes) -> Any:
 
 def to_json(config: object) -> dict[str, Any]:
     """A configuration as plain JSON values."""
-    return converter.unstructure(config)
+    values: dict[str, Any] = converter.unstructure(config)
+    return values
 
 
 def from_json(data: object, kind: type[Config], source: str) -> Config:

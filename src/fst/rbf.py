@@ -102,4 +102,5 @@ def rbf_blend(
     check_neighbors(neighbors)
     if not torch.compiler.is_compiling() and not bool((length_scales > 0).all()):
         raise ValueError(f"length_scales must be positive, got {length_scales.min().item()}")
-    return Blend()(points, anchors, length_scales, features, neighbors)
+    blended: Tensor = Blend()(points, anchors, length_scales, features, neighbors)
+    return blended

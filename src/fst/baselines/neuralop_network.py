@@ -24,14 +24,15 @@ class SinglePrecisionSpectralConv(SpectralConv):
         self, x: Float[Tensor, "b d *grid"], output_shape: tuple[int, ...] | None = None
     ) -> Float[Tensor, "b d *grid"]:
         with torch.autocast(x.device.type, enabled=False):
-            return super().forward(x.float(), output_shape)
+            convolved: Tensor = super().forward(x.float(), output_shape)
+            return convolved
 
 
 def build_network(
     inputs: int, outputs: int, width: int, layers: int, modes: tuple[int, ...]
 ) -> nn.Module:
     """(b, inputs + axes, *grid) -> (b, outputs, *grid); the last inputs are the coordinates."""
-    return FNO(
+    network: nn.Module = FNO(
         n_modes=modes,
         in_channels=inputs + len(modes),
         out_channels=outputs,
@@ -40,6 +41,7 @@ def build_network(
         positional_embedding=None,
         conv_module=SinglePrecisionSpectralConv,
     )
+    return network
 
 
 def grid_embedding(grid: tuple[int, ...]) -> Float[Tensor, "s *grid"]:

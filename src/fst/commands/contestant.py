@@ -21,6 +21,7 @@ from fst.commands import train as train_command
 from fst.commands.evaluate import evaluate
 from fst.commands.kept import SETTINGS, clear, read_json, write_json
 from fst.commands.same_data import settle_data
+from fst.data.samples import Rows
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.evaluation.once import ROWS
 from fst.evaluation.runs import RESULTS
@@ -152,7 +153,7 @@ def _start(
 
 
 def make_plan(
-    recipe: Recipe, budget: Budget, training: TrainingSplit, validation: ValidationSplit
+    recipe: Recipe, budget: Budget, training: TrainingSplit[Rows], validation: ValidationSplit[Rows]
 ) -> Plan:
     """Measure a scratch copy of the model; where it does not compile, as it is without."""
     settings, note, measured = recipe.training, None, None
@@ -171,7 +172,7 @@ def make_plan(
 
 
 def _measure(
-    recipe: Recipe, budget: Budget, training: TrainingSplit, validation: ValidationSplit
+    recipe: Recipe, budget: Budget, training: TrainingSplit[Rows], validation: ValidationSplit[Rows]
 ) -> Calibration:
     scratch = train_command.prepare_model(recipe, training.samples)
     seconds = budget.calibration_seconds

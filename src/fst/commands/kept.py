@@ -39,8 +39,7 @@ def read_settings(folder: Path, kind: str) -> dict[str, Any] | None:
     if settings is None:
         _require_free(folder)
         return None
-    found = settings.get("kind") if isinstance(settings, dict) else None
-    if found != kind:
+    if not isinstance(settings, dict) or settings.get("kind") != kind:
         raise TrainingError(f"{folder} holds no {kind}: choose another folder")
     return settings
 

@@ -62,8 +62,8 @@ def start(
     recipe: Recipe,
     out: Path,
     data: Path,
-    training: TrainingSplit,
-    validation: ValidationSplit,
+    training: TrainingSplit[Rows],
+    validation: ValidationSplit[Rows],
     console: Console | None = None,
 ) -> Summary:
     """Train from the beginning with `data`, which are loaded: a start that fails earlier leaves no
@@ -111,7 +111,7 @@ def _resume(
 
 def load(
     recipe: Recipe, data: Path, device: torch.device, console: Console | None
-) -> tuple[TrainingSplit, ValidationSplit]:
+) -> tuple[TrainingSplit[Rows], ValidationSplit[Rows]]:
     """Training and validation on the device; missing files are made first, by one process."""
     voice = console if PartialState().is_main_process else Terminal(quiet=True)
     with PartialState().main_process_first():
@@ -287,7 +287,8 @@ def choose_device(name: str | None) -> torch.device:
         raise TrainingError(f"device must be cpu or cuda, got {name!r}{hint}")
     if name == "cuda" and not torch.cuda.is_available():
         raise TrainingError("device cuda was asked for, but PyTorch sees no GPU")
-    return PartialState(cpu=name == "cpu").device
+    device: torch.device = PartialState(cpu=name == "cpu").device
+    return device
 
 
 def data_path(recipe: Recipe, data: Path | None) -> Path:

@@ -152,7 +152,7 @@ class BurgersData:
 
     def load(
         self, folder: Path, device: torch.device | str = "cpu", *, augment: bool = False
-    ) -> tuple[TrainingSplit, ValidationSplit]:
+    ) -> tuple[TrainingSplit[Samples], ValidationSplit[Samples]]:
         """Training and validation, on the device. Rows of the test split are not read.
 
         With `augment`, training samples can be shifted and reflected; they then hold the whole
@@ -186,7 +186,7 @@ class BurgersData:
                 sizes += [u.double().square().mean().sqrt().item() for _, b in blocks for u in b]
         return {"splits": [partition.digest for _, partition in opened], "sizes": sizes}
 
-    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit:
+    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
         """The test split on the whole grid, grouped by viscosity."""
         opened = self._open_all(folder)
         samples = self._read([(file, rows.test) for file, rows in opened], self.grid, device)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -193,7 +193,7 @@ class StreamedImages(Rows):
         views.
         """
         asked = ([(int(row), seed) for row in rows] for rows, seed in plan)
-        loader: DataLoader = DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             self._reader,
             batch_sampler=asked,
             num_workers=self.workers,

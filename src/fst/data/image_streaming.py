@@ -26,7 +26,7 @@ ImageTransform = Callable[[Image.Image], Tensor]
 Item = tuple[Tensor, int, list[Skipped]]
 
 
-class ImageReader(Dataset):
+class ImageReader(Dataset[Item]):
     """Images by (row, seed), for PyTorch's loader."""
 
     def __init__(
@@ -131,4 +131,5 @@ class TimmTransform:
         self._deviation = torch.tensor(IMAGENET_DEVIATION)[:, None, None]
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "3 h w"]:
-        return self.transform(image) * self._deviation + self._mean
+        transformed: Tensor = self.transform(image) * self._deviation + self._mean
+        return transformed

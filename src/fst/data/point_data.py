@@ -22,6 +22,7 @@ from fst.data.point_targets import (
     undefined_rows,
     warn_of_unequal_channels,
 )
+from fst.data.samples import Samples
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
 
 
@@ -62,7 +63,7 @@ class PointData:
 
     def load(
         self, folder: Path, device: torch.device | str = "cpu", *, augment: bool = False
-    ) -> tuple[TrainingSplit, ValidationSplit]:
+    ) -> tuple[TrainingSplit[Samples], ValidationSplit[Samples]]:
         """Training and validation, on the device. Rows of the test split are not read."""
         if augment:
             raise ValueError("augment must be off: the symmetries of these points are not known")
@@ -90,7 +91,7 @@ class PointData:
             "validation_digest": load_points(file, partition.validation).digest(),
         }
 
-    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit:
+    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
         file = self.describe(folder)
         rows = self._partition(file).test
         if len(rows) == 0:

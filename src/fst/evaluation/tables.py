@@ -3,6 +3,7 @@
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as TerminalTable
@@ -12,6 +13,8 @@ from fst.evaluation.rows import Row
 from fst.terminal import markdown, printable
 
 NOTHING = "–"
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ def full_grid(rows: Iterable[Row]) -> list[Row]:
     ]
 
 
-def unique(items: Iterable) -> list:
+def unique(items: Iterable[Item]) -> list[Item]:
     return list(dict.fromkeys(items))
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from rich.console import Console
 from torch import Tensor
 
+from fst.data.samples import Samples
 from fst.data.splits import TestSplit
 from fst.evaluation.protocol import EvaluationSettings, full_precision, make_rows, measure
 from fst.evaluation.rows import Origin, Row
@@ -64,7 +65,7 @@ TRIVIAL: dict[str, type[Zero] | type[HeldInitial]] = {
 
 
 def trivial_rows(
-    test: TestSplit,
+    test: TestSplit[Samples],
     settings: EvaluationSettings,
     origin: Origin,
     *,

@@ -19,6 +19,7 @@ from decimal import Decimal
 import torch
 
 from fst.base import Model
+from fst.data.samples import Rows
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.training.errors import TrainingError
 from fst.training.journal import Stopwatch
@@ -151,8 +152,8 @@ class Calibration:
 
 def calibrate(
     model: Model,
-    training: TrainingSplit,
-    validation: ValidationSplit,
+    training: TrainingSplit[Rows],
+    validation: ValidationSplit[Rows],
     settings: TrainingSettings,
     seconds: float,
 ) -> Calibration:
