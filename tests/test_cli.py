@@ -44,7 +44,7 @@ def test_every_command_has_help(capsys, command):
 
 
 def test_the_version(capsys):
-    assert run(capsys, "--version") == (0, f"fst {__version__}\n", "")
+    assert run(capsys, "--version") == (0, f"function-space-transformer {__version__}\n", "")
 
 
 def test_the_search_offers_the_papers_numbers():

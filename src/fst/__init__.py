@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fst.version import __version__
+
 if TYPE_CHECKING:
     from fst import data, kernels
     from fst.base import Model, parameter_count
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 # small model then trained fifty times slower on two cores. This counts if torch is not loaded yet.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Anchors",
     "CUDAGraphModel",
@@ -34,6 +34,7 @@ __all__ = [
     "FunctionSpaceTransformer",
     "Model",
     "Observations",
+    "__version__",
     "build",
     "data",
     "from_pretrained",

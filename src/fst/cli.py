@@ -15,8 +15,8 @@ from typing import Literal
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
-from fst import __version__
 from fst.terminal import Terminal, one_line, printable
+from fst.version import __version__
 
 USER_ERROR, INTERRUPTED = 2, 130
 COMMANDS = (
@@ -365,7 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. User errors are one line on standard error and exit code 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words == ["--version"]:
-        print(f"fst {__version__}")
+        print(f"function-space-transformer {__version__}")
         return 0
     try:
         check_command(words)

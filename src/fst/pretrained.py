@@ -143,7 +143,9 @@ def _download(source: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise PretrainedError(f"{source}: to load from the hub, install fst[hub]") from None
+        raise PretrainedError(
+            f"{source}: to load from the hub, pip install 'function-space-transformer[hub]'"
+        ) from None
     try:
         return Path(snapshot_download(name, allow_patterns=[WEIGHTS, CONFIG]))
     except Exception as error:

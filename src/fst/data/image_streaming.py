@@ -110,7 +110,8 @@ class TimmTransform:
         except ImportError as error:
             raise DataError(
                 "streamed training images are augmented by timm and torchvision, and "
-                f"{error.name or 'one of them'} is not installed: pip install 'fst[vision]', or "
+                f"{error.name or 'one of them'} is not installed: "
+                "pip install 'function-space-transformer[vision]', or "
                 'keep the images in memory (storage "resident")'
             ) from error
         self.transform = create_transform(
