@@ -100,7 +100,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-class TorchAdam:
+class TorchAdam(Optimizer):
     """PyTorch's fused Adam in the place of ours."""
 
     def __init__(self, model: Model, settings: TrainingSettings) -> None:
@@ -111,6 +111,7 @@ class TorchAdam:
             lr=settings.learning_rate, eps=settings.epsilon, fused=fused,
         )  # fmt: skip
         self._parameters = [p for group in self.param_groups for p in group["params"]]
+        self._update = None  # nothing is recorded
 
     def clip_and_step(self, limit: float) -> Tensor:
         for ours, theirs in zip(self.param_groups, self._adam.param_groups, strict=True):

@@ -1,32 +1,16 @@
-"""Shape annotations are checked in tests, and only there.
-
-Modules that check what users pass in are left out of the hook: their own errors are under test.
-"""
+"""Annotations are checked in tests, and only there."""
 
 import os
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
+
+import annotation_checks
 
 if not torch.cuda.is_available():  # before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-CHECKED = [
-    "nn",
-    "anchors",
-    "ablations",
-    "layer",
-    "evaluation_points",
-    "classifiers",
-    "vision",
-    "baselines.vit",
-    "kernels.modules",
-    "kernels.pruned_blend",
-]
-
-with install_import_hook([f"fst.{name}" for name in CHECKED], "beartype.beartype"):
-    import fst  # noqa: F401
+annotation_checks.install()
 
 
 @pytest.fixture(autouse=True)

@@ -182,4 +182,4 @@ def test_only_fno_needs_its_package_and_it_says_which():
     ran = subprocess.run(
         [sys.executable, "-c", WITHOUT_THE_PACKAGE], capture_output=True, text=True, check=True
     )
-    assert "pip install 'fst[baselines]'" in ran.stdout
+    assert "pip install 'function-space-transformer[baselines]'" in ran.stdout

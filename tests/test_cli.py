@@ -1,11 +1,16 @@
 """The command line as a new user meets it, mistakes included: one clear line, no traceback."""
 
+import inspect
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from fst.cli import INTERRUPTED, USER_ERROR, main
+from fst import __version__
+from fst.cli import COMMANDS, INTERRUPTED, USER_ERROR, main, search
+from fst.recipes.search import MORE_STEPS, RATES, STEPS
 from fst.training.errors import Interrupted, TrainingError
 from tiny import BURGERS, MODEL, TRAINING
 
@@ -25,15 +30,81 @@ def test_help_lists_every_command(capsys):
     for words in ([], ["--help"]):
         code, out, _ = run(capsys, *words)
         assert code == 0
-        for command in ("recipes", "train", "evaluate", "predict", "data", "report", "demo"):
-            assert command in out
+        usage = " ".join(out.split())
+        assert f"usage: fst [-h] {{{','.join(COMMANDS)}}}" in usage
+        for command in COMMANDS:
+            assert f"• {command} " in out
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "report", "recipes", "demo"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(capsys, command):
     code, out, _ = run(capsys, command, "--help")
     assert code == 0
     assert f"usage: fst {command}" in out
+
+
+def test_the_version(capsys):
+    assert run(capsys, "--version") == (0, f"function-space-transformer {__version__}\n", "")
+
+
+def test_the_search_offers_the_papers_numbers():
+    options = inspect.signature(search).parameters
+    assert options["rates"].default == RATES
+    assert (options["steps"].default, options["confirm"].default) == (STEPS, MORE_STEPS)
+
+
+def test_help_and_mistyped_commands_do_not_load_torch():
+    """One process answers them all; loading torch takes longer than all of them."""
+    mistakes = [["trian"], ["--quiet"], ["evaluate"]]
+    helps = [[name, "--help"] for name in COMMANDS if name != "data"]
+    asked = [[], ["--help"], ["--version"], *helps, *mistakes]
+    script = f"""
+import sys
+from fst.cli import main
+for words in {asked}:
+    try:
+        code = main(words)
+    except SystemExit as stop:
+        code = stop.code
+    loaded = [name for name in ("torch", "numpy", "h5py") if name in sys.modules]
+    print("answer:", words, code, loaded)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
+    answers = [line for line in ran.stdout.splitlines() if line.startswith("answer:")]
+    codes = [0] * (len(asked) - len(mistakes)) + [USER_ERROR] * len(mistakes)
+    assert answers == [f"answer: {words} {code} []" for words, code in zip(asked, codes)]
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("trian", "did you mean train?"), ("recipe", "did you mean recipes?"), ("xyz", "there are")],
+)
+def test_a_mistyped_command_is_answered_with_the_nearest(capsys, word, near):
+    code, out, err = run(capsys, word, "--out", "x")
+    assert (code, out) == (USER_ERROR, "")
+    assert err.startswith(f"fst: error: unknown command '{word}': {near}")
+    assert err.count("\n") == 1
+
+
+def test_public_names_are_loaded_when_asked_for():
+    script = """
+import sys, fst
+assert "torch" not in sys.modules
+assert set(fst.__all__) <= set(dir(fst))
+for name in fst.__all__:
+    assert getattr(fst, name) is not None, name
+assert fst.base.Model is fst.Model and fst.Field is fst.field.Field
+try:
+    fst.nothing
+except AttributeError as error:
+    print(error)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert ran.stdout == "module 'fst' has no attribute 'nothing'\n"
 
 
 def test_recipes_as_json(capsys):
@@ -213,7 +284,7 @@ def test_processes_end_at_once_where_all_of_them_end(monkeypatch, error, code, e
         if error is not None:
             raise error
 
-    monkeypatch.setattr("fst.cli.end", calls.append)
+    monkeypatch.setattr("fst.training.processes.end", calls.append)
     monkeypatch.setattr("fst.commands.recipes.list_recipes", command)
     assert main(["recipes"]) == code
     assert calls == ended

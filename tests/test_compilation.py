@@ -99,7 +99,7 @@ def test_other_errors_stay_as_they_are():
 )
 def test_what_a_comparison_compiles(words, expected, monkeypatch):
     asked = {}
-    monkeypatch.setattr(cli.compare_command, "compare", lambda *_, **given: asked.update(given))
+    monkeypatch.setattr("fst.commands.compare.compare", lambda *_, **given: asked.update(given))
     cli.main(["compare", "darcy", "--budget", "1m", "--out", "nowhere", *words])
     training = equal_terms(find("darcy/fst"), asked["compilation"]).training
     assert training.compile is expected

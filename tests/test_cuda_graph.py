@@ -215,8 +215,9 @@ def test_nothing_holds_on_to_itself():
 
 def test_a_replay_keeps_what_it_works_on(monkeypatch):
     if DEVICE == "cpu":  # a graph in name only: what counts here is who holds what
-        nothing = MagicMock()
-        for name in ("CUDAGraph", "graph", "stream", "current_stream"):
+        nothing, graph = MagicMock(), MagicMock(spec=torch.cuda.CUDAGraph)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+        for name in ("graph", "stream", "current_stream"):
             monkeypatch.setattr(torch.cuda, name, nothing)
         monkeypatch.setattr(cuda_graph, "_capture_stream", nothing)
 

@@ -55,6 +55,7 @@ def test_solutions_show_reference_prediction_and_error(fields):
 )
 def test_colour_bars_say_whether_predictions_lie_beyond_them(fields, low, high, extend):
     ramp = np.linspace(0, 1, fields.truth[0].size).reshape(fields.truth[:1].shape)
+    ramp = ramp.repeat(len(fields), axis=0)
     shown = replace(fields, truth=ramp, prediction=low + (high - low) * ramp)
     figure = figures.solutions(shown, samples=[0])
     bars = [

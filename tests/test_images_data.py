@@ -28,7 +28,7 @@ from image_examples import (
 
 
 def content(images) -> dict[str, bytes]:
-    return {images.files.names[row]: images.files.read(row) for row in images.rows}
+    return {images.files.names[row]: images.files.read(int(row)) for row in images.rows}
 
 
 @pytest.mark.parametrize("layout", ["folder", "tar", "shards", "nested tar"])

@@ -295,7 +295,7 @@ FACTORY = "timm.data.transforms_factory"
 
 def test_streamed_augmentation_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, FACTORY, None)  # as if it were not installed
-    with pytest.raises(DataError, match=r"pip install 'fst\[vision\]'"):
+    with pytest.raises(DataError, match=r"pip install 'function-space-transformer\[vision\]'"):
         STREAMED.load(folder, augment=True)
     STREAMED.load(folder)  # without augmentation neither is needed
 

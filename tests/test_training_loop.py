@@ -411,9 +411,9 @@ def test_missing_weights_and_biases_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(TrainingError, match=r"install fst\[wandb\]"):
+    with pytest.raises(TrainingError, match=r"pip install 'function-space-transformer\[wandb\]'"):
         tiny_train(tmp_path / "run", tiny_settings(wandb=True))
-    with pytest.raises(TrainingError, match=r"install fst\[wandb\]"):
+    with pytest.raises(TrainingError, match=r"pip install 'function-space-transformer\[wandb\]'"):
         check_wandb(tiny_settings(wandb=True))
 
 

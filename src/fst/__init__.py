@@ -1,28 +1,29 @@
-"""The Function-Space Transformer: a neural operator with adaptive anchors."""
+"""The Function-Space Transformer: a neural operator with adaptive anchors.
 
+Names are loaded, and PyTorch with them, when they are first used.
+"""
+
+import importlib
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fst.version import __version__
+
+if TYPE_CHECKING:
+    from fst import data, kernels
+    from fst.base import Model, parameter_count
+    from fst.config import FunctionSpaceConfig
+    from fst.cuda_graph import CUDAGraphModel
+    from fst.field import Field
+    from fst.model import FunctionSpaceTransformer
+    from fst.rbf import rbf_blend
+    from fst.recipes import build
+    from fst.types import Anchors, Domain, Observations
 
 # OpenMP threads that wait by spinning starve each other as soon as the machine has other work: a
 # small model then trained fifty times slower on two cores. This counts if torch is not loaded yet.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-import importlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from fst.base import Model, parameter_count
-from fst.config import FunctionSpaceConfig
-from fst.field import Field
-from fst.model import FunctionSpaceTransformer
-from fst.rbf import rbf_blend
-from fst.types import Anchors, Domain, Observations
-
-if TYPE_CHECKING:
-    from fst import data, kernels
-    from fst.cuda_graph import CUDAGraphModel
-    from fst.recipes import build
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Anchors",
@@ -31,7 +32,9 @@ __all__ = [
     "Field",
     "FunctionSpaceConfig",
     "FunctionSpaceTransformer",
+    "Model",
     "Observations",
+    "__version__",
     "build",
     "data",
     "from_pretrained",
@@ -40,20 +43,40 @@ __all__ = [
     "rbf_blend",
 ]
 
+_SUBMODULES = ("base", "config", "data", "field", "kernels", "model", "rbf", "types")
+_MODULES = {
+    "Anchors": "fst.types",
+    "CUDAGraphModel": "fst.cuda_graph",
+    "Domain": "fst.types",
+    "Field": "fst.field",
+    "FunctionSpaceConfig": "fst.config",
+    "FunctionSpaceTransformer": "fst.model",
+    "Model": "fst.base",
+    "Observations": "fst.types",
+    "build": "fst.recipes",
+    "parameter_count": "fst.base",
+    "rbf_blend": "fst.rbf",
+}
 
-def from_pretrained(source: str | Path) -> Model:
+
+def from_pretrained(source: str | Path) -> "Model":
     """The model, of whatever kind, in a local folder or, by hf://owner/name, on the hub."""
+    from fst.base import Model
+
     for models in ("fst.baselines", "fst.vision"):  # so that their classes are known
         importlib.import_module(models)
     return Model.from_pretrained(source)
 
 
 def __getattr__(name: str) -> Any:
-    """Load what the model alone does not need when it is first asked for."""
-    if name == "build":
-        return importlib.import_module("fst.recipes").build
-    if name == "CUDAGraphModel":
-        return importlib.import_module("fst.cuda_graph").CUDAGraphModel
-    if name in ("data", "kernels"):
+    if name in _SUBMODULES:
         return importlib.import_module(f"fst.{name}")
-    raise AttributeError(f"module 'fst' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'fst' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_SUBMODULES})

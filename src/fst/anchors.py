@@ -41,7 +41,8 @@ class DecoderBlock(nn.Module):
         tokens = tokens + self.self_attention.attend_to_self(self.self_norm(tokens))
         keys_values = self.cross_attention.keys_values(observed)
         tokens = tokens + self.cross_attention(self.cross_norm(tokens), keys_values, mask)
-        return tokens + self.feed_forward(self.feed_norm(tokens))
+        tokens = tokens + self.feed_forward(self.feed_norm(tokens))
+        return tokens
 
 
 class GapTokens(nn.Module):
@@ -61,7 +62,8 @@ class GapTokens(nn.Module):
         tokens = self.tokens.expand(len(inputs), -1, -1)  # b j w
         for block in self.blocks:
             tokens = block(tokens, observed, mask)
-        return self.norm(tokens)
+        normed: Tensor = self.norm(tokens)
+        return normed
 
 
 def ordered_positions(scores: Float[Tensor, "b p j"]) -> Float[Tensor, "b p j+1"]:

@@ -6,8 +6,9 @@ classifiers add what goes in and what comes out.
 """
 
 from abc import ABC
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from fst.evaluation_points import PointDraws
 FORMER_NAMES = {"ObserveFirst": "FunctionSpaceTransformer"}
 
 
+@runtime_checkable
 class PointStream(Protocol):
     """A resumable source of `PointDraws`: two seeds and a position."""
 
@@ -84,7 +86,7 @@ class Model(nn.Module, ABC):
             with torch.device("meta"):  # shapes alone: nothing is allocated for a wrong size
                 expected = {name: t.shape for name, t in build(described).state_dict().items()}
             pretrained.check_shapes(weights, expected, str(folder))
-            model = build(described)
+            model: Self = build(described)
         except (RuntimeError, MemoryError, ImportError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise pretrained.PretrainedError(f"{folder}: cannot be built: {reason}") from error
@@ -96,7 +98,7 @@ def build_model(config: Any) -> Model:
     """The untrained model a configuration describes, on the CPU in float32."""
     for kind in _family(Model):
         if getattr(kind, "config_type", None) is type(config):
-            build: Any = kind
+            build: Callable[[Any], Model] = kind
             return build(config)
     raise TypeError(f"config must describe a model, got {type(config).__name__}")
 

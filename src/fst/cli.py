@@ -1,43 +1,36 @@
 """The command line: parsing, and turning errors into one clear line.
 
 Each command is a story in `fst.commands`. Options are derived from types by tyro; `fst train`
-takes an option for every field of its recipe.
+takes an option for every field of its recipe. A command imports its implementation, and PyTorch
+with it, when it runs: help and a mistyped name are answered at once.
 """
 
+import difflib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
-import tyro
-from tyro.conf import AvoidSubcommands, Positional, arg
+from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
-from fst.commands import compare as compare_command
-from fst.commands import data as data_commands
-from fst.commands import demo as demo_command
-from fst.commands import evaluate as evaluate_command
-from fst.commands import predict as predict_command
-from fst.commands import predict_images as predict_images_command
-from fst.commands import recipes as recipe_commands
-from fst.commands import search as search_command
-from fst.commands import train as train_command
-from fst.commands.records import write_records
-from fst.evaluation.protocol import EvaluationError
-from fst.evaluation.report import report as write_report
-from fst.recipes import find
-from fst.recipes.comparison import CompileMode
-from fst.recipes.recipe import Recipe
-from fst.recipes.search import MORE_STEPS, RATES, STEPS
-from fst.terminal import Terminal, one_line
-from fst.training.errors import Interrupted, TrainingError
-from fst.training.processes import end
+from fst.terminal import Terminal, one_line, printable
+from fst.version import __version__
 
 USER_ERROR, INTERRUPTED = 2, 130
-# Every error about what a user gave is one of these, and its message says what to do.
-ERRORS = (ValueError, TrainingError)
+COMMANDS = (
+    "recipes",
+    "train",
+    "evaluate",
+    "report",
+    "records",
+    "predict",
+    "demo",
+    "compare",
+    "search",
+    "data",
+)
 
 app = SubcommandApp()
 data_app = SubcommandApp()
@@ -52,34 +45,12 @@ def list_recipes(name: Positional[str | None] = None, /, *, json: bool = False) 
         name: Show this recipe alone.
         json: Print JSON, for programs.
     """
+    from fst.commands import recipes as recipe_commands
+
     if name is None:
         recipe_commands.list_recipes(as_json=json, console=console)
     else:
         recipe_commands.show_recipe(name, as_json=json, console=console)
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """Options of a new run besides the fields of its recipe."""
-
-    recipe: Annotated[Recipe, arg(name="")]
-    out: Path
-    """Folder for the run; it must be empty or absent."""
-    data: Path | None = None
-    """Data folder, or your own file; ./data/... when not given, and made there if missing."""
-    device: str | None = None
-    """cpu or cuda; a GPU where there is one."""
-
-
-@dataclass(frozen=True)
-class DataOption:
-    """The one option that decides what the others mean."""
-
-    data: Path | None = None
-
-
-def _without_help(arguments: Sequence[str]) -> list[str]:
-    return [word for word in arguments if word not in ("-h", "--help")]
 
 
 @app.command
@@ -110,7 +81,9 @@ def train(
     """
     del recipe, out  # a recipe's options are parsed by train_recipe, before this is reached
     if resume is None:
-        raise TrainingError("name a recipe (fst train RECIPE --out DIR) or --resume DIR")
+        raise ValueError("name a recipe (fst train RECIPE --out DIR) or --resume DIR")
+    from fst.commands import train as train_command
+
     train_command.resume(
         resume,
         checkpoint=checkpoint,
@@ -118,25 +91,6 @@ def train(
         data=data,
         device=device,
         console=console,
-    )
-
-
-def train_recipe(name: str, arguments: Sequence[str]) -> None:
-    """A new run: all fields of the recipe are options, with its values as defaults."""
-    recipe = find(name)
-    if recipe.data.shapes_options:
-        # Sizes come from the file, so it is read before the other options are understood.
-        named, _ = tyro.cli(DataOption, args=_without_help(arguments), return_unknown_args=True)
-        if named.data is not None:
-            recipe = recipe.data.fit(recipe, named.data)
-    recipe = recipe.data.shown(recipe)
-    default = TrainOptions(recipe, out=tyro.MISSING)
-    options = tyro.cli(
-        AvoidSubcommands[TrainOptions], default=default, args=arguments, prog=f"fst train {name}"
-    )
-    recipe.data.check_changes(options.recipe)
-    train_command.train(
-        options.recipe, options.out, data=options.data, device=options.device, console=console
     )
 
 
@@ -161,6 +115,8 @@ def evaluate(
         trivial: For Burgers: also score zero, the initial condition held, its mean, and diffusion.
         unfinished: Score a run that was stopped before its end.
     """
+    from fst.commands import evaluate as evaluate_command
+
     evaluate_command.evaluate(
         run,
         data=data,
@@ -181,7 +137,9 @@ def report(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
         out: Folder for the page; it must be absent, empty or hold a report already.
     """
     if not runs:
-        raise EvaluationError("name at least one run: fst report RUN... --out DIR")
+        raise ValueError("name at least one run: fst report RUN... --out DIR")
+    from fst.evaluation.report import report as write_report
+
     console.print(f"wrote {write_report(list(runs), out)}")
 
 
@@ -194,7 +152,9 @@ def records(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
         out: The list; runs of the same name in it are replaced.
     """
     if not runs:
-        raise EvaluationError("name at least one run: fst records RUN... --out FILE")
+        raise ValueError("name at least one run: fst records RUN... --out FILE")
+    from fst.commands.records import write_records
+
     for record in write_records(list(runs), out):
         console.print(
             f"{record['run']}: {record['error']:.5f} after {record['seconds']:g} s of updates"
@@ -231,12 +191,16 @@ def predict(
     if images is not None:
         if observations is not None or queries is not None or condition or neighbors is not None:
             raise ValueError("--images goes alone: a classifier takes no other questions")
+        from fst.commands import predict_images as predict_images_command
+
         predict_images_command.predict_images(
             run, images, out, device=device, force=force, console=console
         )
         return
     if observations is None or queries is None:
         raise ValueError("give --observations and --queries or, for a classifier, --images")
+    from fst.commands import predict as predict_command
+
     predict_command.predict(
         run,
         observations,
@@ -258,6 +222,8 @@ def demo(*, out: Path = Path("runs/demo"), device: str | None = None) -> None:
         out: Folder for the run and the page; it must be empty or absent.
         device: cpu or cuda; a GPU where there is one.
     """
+    from fst.commands import demo as demo_command
+
     demo_command.demo(out, device=device, console=console)
 
 
@@ -273,7 +239,7 @@ def compare(
     data: Path | None = None,
     device: str | None = None,
     compile: bool = True,
-    compile_mode: CompileMode | None = None,
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] | None = None,
 ) -> None:
     """Train the models of a task with the same budget and write one table; also goes on with one.
 
@@ -288,6 +254,8 @@ def compare(
         compile: Compile every model that can be compiled, on a GPU.
         compile_mode: Compile with this mode of torch.compile, on a CPU as well.
     """
+    from fst.commands import compare as compare_command
+
     compare_command.compare(
         task,
         out,
@@ -307,9 +275,9 @@ def search(
     /,
     *,
     out: Path,
-    rates: tuple[float, ...] = RATES,
-    steps: int = STEPS,
-    confirm: int = MORE_STEPS,
+    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 5e-3),
+    steps: int = 4_000,
+    confirm: int = 8_000,
     data: Path | None = None,
     device: str | None = None,
 ) -> None:
@@ -324,6 +292,9 @@ def search(
         data: Data folder, or your own file; ./data/... when not given, and made there if missing.
         device: cpu or cuda; a GPU where there is one.
     """
+    from fst.commands import search as search_command
+    from fst.recipes import find
+
     search_command.search(
         find(recipe),
         out,
@@ -343,12 +314,42 @@ def check(path: Positional[Path], /) -> None:
     Args:
         path: The file or folder to read.
     """
+    from fst.commands import data as data_commands
+
     data_commands.check(path)
 
 
-data_app.command(data_commands.burgers)
-data_app.command(data_commands.darcy)
 app.command(data_app, name="data", help="Make or check data files.")
+
+
+def run(words: Sequence[str]) -> None:
+    """Parse the words and run the command that they name."""
+    if words[:1] == ["train"] and len(words) > 1 and not words[1].startswith("-"):
+        from fst.commands.recipe_options import train_recipe
+
+        train_recipe(words[1], words[2:], console=console)
+        return
+    if words[:1] == ["data"]:
+        from fst.commands import data as data_commands
+
+        data_app.command(data_commands.burgers)
+        data_app.command(data_commands.darcy)
+    app.cli(
+        prog="fst",
+        description="The Function-Space Transformer. fst --version prints its version.",
+        args=words or ["--help"],
+    )
+
+
+def check_command(words: Sequence[str]) -> None:
+    """An unknown command is answered with the nearest ones."""
+    if not words or words[0].startswith("-") or words[0] in COMMANDS:
+        return
+    near = difflib.get_close_matches(words[0], COMMANDS)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ValueError(
+        f"unknown command {printable(words[0])!r}: {hint}there are {', '.join(COMMANDS)}"
+    )
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -359,34 +360,52 @@ def is_out_of_memory(error: Exception) -> bool:
     )
 
 
+def exit_code(error: Exception) -> int | None:
+    """Print the one line of an error that is the user's to read; None for any other error."""
+    if is_out_of_memory(error):
+        reason = f"not enough memory for this ({one_line(error)[:200]})"
+        print(f"fst: error: {reason}", file=sys.stderr)
+        return USER_ERROR
+    if isinstance(error, ValueError):
+        print(f"fst: error: {one_line(error)}", file=sys.stderr)
+        return USER_ERROR
+    from fst.training.errors import Interrupted, TrainingError
+    from fst.training.processes import end
+
+    if isinstance(error, TrainingError):
+        print(f"fst: error: {one_line(error)}", file=sys.stderr)
+        return USER_ERROR
+    if isinstance(error, Interrupted):
+        if os.environ.get("RANK", "0") == "0":  # one voice for all processes
+            print(f"fst: {one_line(error)}", file=sys.stderr)
+        end(INTERRUPTED)  # all stopped at the same step
+        return INTERRUPTED
+    return None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. User errors are one line on standard error and exit code 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        print(f"function-space-transformer {__version__}")
+        return 0
     try:
-        if words[:1] == ["train"] and len(words) > 1 and not words[1].startswith("-"):
-            train_recipe(words[1], words[2:])
-        else:
-            app.cli(prog="fst", args=words or ["--help"])
+        check_command(words)
+        run(words)
+        from fst.training.processes import end
+
         end(0)
-    except Interrupted as interruption:
-        if os.environ.get("RANK", "0") == "0":  # one voice for all processes
-            print(f"fst: {one_line(interruption)}", file=sys.stderr)
-        end(INTERRUPTED)  # all stopped at the same step
-        return INTERRUPTED
     except KeyboardInterrupt:
         goes_on = words[:1] in (["data"], ["compare"], ["search"])
         hint = "; the same command goes on where it stopped" if goes_on else ""
         print(f"fst: interrupted{hint}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        short = is_out_of_memory(error)
-        if not short and not isinstance(error, ERRORS):
+        # Errors about what a user gave are ValueErrors or TrainingErrors, and say what to do.
+        code = exit_code(error)
+        if code is None:
             raise
-        reason = (
-            f"not enough memory for this ({one_line(error)[:200]})" if short else one_line(error)
-        )
-        print(f"fst: error: {reason}", file=sys.stderr)
-        return USER_ERROR
+        return code
     return 0
 
 

@@ -99,7 +99,7 @@ class CUDAGraphField(Field):
             return super().__call__(queries, neighbors)
         return self.graphs.decode(self, check_queries(queries, self.domain, self.like))
 
-    def _in_one_piece(self, queries: Tensor) -> bool:
+    def _in_one_piece(self, queries: object) -> bool:
         if not isinstance(queries, Tensor) or queries.ndim != 3:
             return False  # the plain call says what is wrong
         return self.decoder.queries_at_once(queries, self.features, None) >= queries.shape[1]

@@ -46,7 +46,8 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, "b q o"]:
         """The MLP: each query by itself."""
         evaluated = self.evaluate(blended, self.fourier(queries), condition)
-        return self.output(self.norm(self.feed_forward(evaluated)))
+        decoded: Tensor = self.output(self.norm(self.feed_forward(evaluated)))
+        return decoded
 
     def queries_at_once(
         self,

@@ -53,7 +53,8 @@ class Read(nn.Module):
 
     def forward(self, z: Float[Tensor, "b m d"], context: Context) -> Float[Tensor, "b m d"]:
         z = z + self.attention(self.norm_a(z), context.observed, context.mask)
-        return z + self.feed_forward(self.norm_2(z))
+        z = z + self.feed_forward(self.norm_2(z))
+        return z
 
 
 class EvaluateMixWrite(nn.Module):
@@ -92,7 +93,8 @@ class EvaluateMixWrite(nn.Module):
         # Equation 5: the anchors attend to the evaluation points.
         keys_values = self.write.keys_values(self.norm_e(e))
         z = z + self.write(self.norm_q(at_anchors), keys_values)
-        return z + self.write_feed(self.norm_v(z))
+        z = z + self.write_feed(self.norm_v(z))
+        return z
 
 
 class FunctionSpaceLayer(nn.Module):
@@ -118,7 +120,8 @@ class FunctionSpaceLayer(nn.Module):
     def forward(
         self, z: Float[Tensor, "b m d"], context: Context, points: Points
     ) -> Float[Tensor, "b m d"]:
-        return self.update(self.read(z, context), context, points)
+        refined: Tensor = self.update(self.read(z, context), context, points)
+        return refined
 
     def refine(
         self, z: Float[Tensor, "b m d"], context: Context, draws: PointDraws

@@ -25,7 +25,8 @@ class ConditionEncoder(ConditionChannels):
         self.embed = MLP(channels, width, width)
 
     def forward(self, condition: Float[Tensor, "b c"]) -> Float[Tensor, "b k"]:
-        return self.embed(super().forward(condition))
+        embedded: Tensor = self.embed(super().forward(condition))
+        return embedded
 
 
 class FunctionSpaceTransformer(Operator):

@@ -62,7 +62,8 @@ class ResidualFeedForward(nn.Module):
         self.feed_forward = FeedForward(width)
 
     def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
-        return tokens + self.feed_forward(self.norm(tokens))
+        tokens = tokens + self.feed_forward(self.norm(tokens))
+        return tokens
 
 
 def zero_linear(inputs: int, outputs: int) -> nn.Linear:
@@ -92,7 +93,8 @@ class PointMLP(nn.Module):
         inputs = [value, embedding.expand(batch, -1, -1).to(value.dtype)]
         if condition is not None:
             inputs.append(condition.unsqueeze(1).expand(-1, points, -1).to(value.dtype))
-        return self.second(F.gelu(self.first(torch.cat(inputs, dim=-1))))
+        mapped: Tensor = self.second(F.gelu(self.first(torch.cat(inputs, dim=-1))))
+        return mapped
 
 
 class Attention(nn.Module):
@@ -109,7 +111,8 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def split(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b h n k"]:
-        return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        per_head: Tensor = tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return per_head
 
     def keys_values(self, context: Float[Tensor, "b n d"]) -> KeysValues:
         """Keys and values, which may serve any number of calls."""
@@ -125,7 +128,9 @@ class Attention(nn.Module):
         keep = None if mask is None else mask[:, None, None, :]
         queries = self.split(self.query(tokens))
         mixed = F.scaled_dot_product_attention(queries, *keys_values, attn_mask=keep)
-        return self.output(mixed.transpose(1, 2).flatten(-2))
+        attended: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
+        return attended
 
     def attend_to_self(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
-        return self(tokens, self.keys_values(tokens))
+        attended: Tensor = self(tokens, self.keys_values(tokens))
+        return attended

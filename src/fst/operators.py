@@ -48,7 +48,7 @@ class Standardization(nn.Module):
         self.mean.copy_(mean.expand_as(self.mean))
         self.deviation.copy_(deviation.expand_as(self.deviation))
 
-    def forward(self, values: Float[Tensor, "b n v"]) -> Float[Tensor, "b n v"]:
+    def forward(self, values: Float[Tensor, "*points v"]) -> Float[Tensor, "*points v"]:
         return (values - self.mean) / self.deviation
 
     def check(self, name: str, values: Float[Tensor, "... v"], mask: Tensor | None = None) -> None:
@@ -97,7 +97,8 @@ class ConditionChannels(nn.Module):
         self.standardize.check("condition", self.prepare(condition))
 
     def forward(self, condition: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
-        return self.standardize(self.prepare(condition))
+        standardized: Tensor = self.standardize(self.prepare(condition))
+        return standardized
 
 
 class Output(ABC):

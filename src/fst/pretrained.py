@@ -69,7 +69,8 @@ def flat(values: object, name: str = "") -> dict[str, Any]:
 
 def to_json(config: object) -> dict[str, Any]:
     """A configuration as plain JSON values."""
-    return converter.unstructure(config)
+    values: dict[str, Any] = converter.unstructure(config)
+    return values
 
 
 def from_json(data: object, kind: type[Config], source: str) -> Config:
@@ -152,7 +153,9 @@ def _download(source: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise PretrainedError(f"{source}: to load from the hub, install fst[hub]") from None
+        raise PretrainedError(
+            f"{source}: to load from the hub, pip install 'function-space-transformer[hub]'"
+        ) from None
     try:
         return Path(snapshot_download(name, allow_patterns=[WEIGHTS, CONFIG]))
     except Exception as error:

@@ -17,8 +17,8 @@ TIE = 1e-6
 
 def squared_distances(
     points: Float[Tensor, "#b q s"],
-    anchors: Float[Tensor, "b m s"],
-    length_scales: Float[Tensor, "b m s"] | None = None,
+    anchors: Float[Tensor, "#b m s"],
+    length_scales: Float[Tensor, "#b m s"] | None = None,
 ) -> Float[Tensor, "b q m"]:
     """Σ_s ((x_s - a_s) / ℓ_s)². Differences come first: the expanded square would cancel."""
     inverse = None if length_scales is None else length_scales.reciprocal()
@@ -102,4 +102,5 @@ def rbf_blend(
     check_neighbors(neighbors)
     if not torch.compiler.is_compiling() and batch:
         check_length_scales(length_scales, points, anchors)
-    return Blend()(points, anchors, length_scales, features, neighbors)
+    blended: Tensor = Blend()(points, anchors, length_scales, features, neighbors)
+    return blended

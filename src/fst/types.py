@@ -206,13 +206,13 @@ class Domain:
             tuple(high + more for high, more in zip(self.high, slack, strict=True)),
         )
 
-    def to_unit(self, positions: Float[Tensor, "b p s"]) -> Float[Tensor, "b p s"]:
+    def to_unit(self, positions: Float[Tensor, "*points s"]) -> Float[Tensor, "*points s"]:
         if self == Domain.unit(self.axes):
             return positions
         low, high = self.edges(positions)
         return (positions - low) / (high - low)
 
-    def from_unit(self, positions: Float[Tensor, "b p s"]) -> Float[Tensor, "b p s"]:
+    def from_unit(self, positions: Float[Tensor, "*points s"]) -> Float[Tensor, "*points s"]:
         if self == Domain.unit(self.axes):
             return positions
         low, high = self.edges(positions)

@@ -124,7 +124,8 @@ class BasisOutput(ChunkedOutput):
 
     @property
     def numbers_per_query(self) -> int:
-        return 3 * max(self.model.config.trunk)
+        trunk: tuple[int, ...] = self.model.config.trunk
+        return 3 * max(trunk)
 
     def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q 1"]:
         return self.model.decode(self.coefficients, queries)

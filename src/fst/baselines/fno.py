@@ -77,7 +77,8 @@ class FNO(Operator):
             from fst.baselines.neuralop_network import build_network, grid_embedding
         except ImportError as error:
             raise ImportError(
-                "FNO needs the package neuraloperator: pip install 'fst[baselines]'"
+                "FNO needs the package neuraloperator: "
+                "pip install 'function-space-transformer[baselines]'"
             ) from error
         super().__init__(
             config.domain, config.value_channels, config.output_channels, config.condition_channels

@@ -11,7 +11,7 @@ spectrum forth twice instead of forth and back; mended upstream after that relea
 whether that stays so.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -31,7 +31,8 @@ class SinglePrecisionSpectralConv(SpectralConv):
         self, x: Float[Tensor, "b d *grid"], output_shape: tuple[int, ...] | None = None
     ) -> Float[Tensor, "b d *grid"]:
         with torch.autocast(x.device.type, enabled=False):
-            return super().forward(x.float(), output_shape)
+            convolved: Tensor = super().forward(x.float(), output_shape)
+            return convolved
 
 
 class MendedSpectralConv(SpectralConv):
@@ -58,7 +59,9 @@ class MendedSpectralConv(SpectralConv):
             answer = spectrum.new_zeros(len(x), self.out_channels, *spectrum.shape[2:])
             answer[kept] = self._contract(spectrum[kept], self.weight, separable=False)
             answer = torch.fft.ifftshift(answer, dim=axes[:-1])
-            return torch.fft.irfftn(answer, s=grid, norm=self.fft_norm, dim=axes) + self.bias
+            answer = torch.fft.irfftn(answer, s=grid, norm=self.fft_norm, dim=axes)
+            shifted: Tensor = answer + self.bias
+            return shifted
 
 
 class InputConv(nn.Conv1d):
@@ -83,7 +86,7 @@ def build_network(
     odd_axes: OddAxes = "published",
 ) -> nn.Module:
     """(b, inputs + axes, *grid) -> (b, outputs, *grid); the last inputs are the coordinates."""
-    network = FNO(
+    network: Any = FNO(
         n_modes=modes,
         in_channels=inputs + len(modes),
         out_channels=outputs,
@@ -93,7 +96,8 @@ def build_network(
         conv_module=MendedSpectralConv if odd_axes == "mended" else SinglePrecisionSpectralConv,
     )
     network.lifting.fcs[0].__class__ = InputConv  # the package offers no choice of this layer
-    return network
+    module: nn.Module = network
+    return module
 
 
 def grid_embedding(grid: tuple[int, ...]) -> Float[Tensor, "s *grid"]:

@@ -76,7 +76,8 @@ class SelfBlock(nn.Module):
 
     def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
         tokens = tokens + self.attention.attend_to_self(self.norm(tokens))
-        return tokens + self.feed_forward(self.feed_norm(tokens))
+        tokens = tokens + self.feed_forward(self.feed_norm(tokens))
+        return tokens
 
 
 class CrossBlock(nn.Module):
@@ -98,7 +99,8 @@ class CrossBlock(nn.Module):
     ) -> Float[Tensor, "b p d"]:
         keys_values = self.attention.keys_values(self.memory_norm(read))
         tokens = tokens + self.attention(self.norm(tokens), keys_values, mask)
-        return tokens + self.feed_forward(self.feed_norm(tokens))
+        tokens = tokens + self.feed_forward(self.feed_norm(tokens))
+        return tokens
 
 
 class PerceiverIO(Operator):
@@ -168,7 +170,7 @@ class LatentOutput(ChunkedOutput):
 
     @property
     def numbers_per_query(self) -> int:
-        config = self.model.config
+        config: PerceiverIOConfig = self.model.config
         return 12 * config.width + config.heads * config.latents
 
     def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:

@@ -32,7 +32,8 @@ class PhysicsAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def _split(self, points: Float[Tensor, "b p w"]) -> Float[Tensor, "b h p k"]:
-        return points.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        per_head: Tensor = points.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return per_head
 
     def forward(
         self, points: Float[Tensor, "b p d"], mask: Bool[Tensor, "b p"] | None
@@ -47,7 +48,8 @@ class PhysicsAttention(nn.Module):
             self.slice_query(tokens), self.slice_key(tokens), self.slice_value(tokens)
         )
         spread = torch.einsum("bhpg,bhgk->bhpk", weights, mixed)
-        return self.output(spread.transpose(1, 2).flatten(-2))
+        attended: Tensor = self.output(spread.transpose(1, 2).flatten(-2))
+        return attended
 
 
 class Block(nn.Module):
@@ -64,7 +66,8 @@ class Block(nn.Module):
         self, points: Float[Tensor, "b p d"], mask: Bool[Tensor, "b p"] | None
     ) -> Float[Tensor, "b p d"]:
         points = points + self.attention(self.norm(points), mask)
-        return points + self.feed_forward(self.feed_norm(points))
+        points = points + self.feed_forward(self.feed_norm(points))
+        return points
 
 
 class PointNetwork(nn.Module):
@@ -89,7 +92,8 @@ class PointNetwork(nn.Module):
         points = self.embed(points) + self.placeholder
         for block in self.blocks:
             points = block(points, mask)
-        return self.output(self.norm(points))
+        predicted: Tensor = self.output(self.norm(points))
+        return predicted
 
 
 def _initialize(module: nn.Module) -> None:

@@ -93,7 +93,8 @@ class Block(nn.Module):
 
     def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
         tokens = tokens + self.attention.attend_to_self(self.norm(tokens))
-        return tokens + self.feed_forward(self.feed_norm(tokens))
+        tokens = tokens + self.feed_forward(self.feed_norm(tokens))
+        return tokens
 
 
 def initialize(module: nn.Module) -> None:
@@ -128,7 +129,8 @@ class PatchTransformer(Classifier):
         patches = self.embed(cut(self.standardize(images), self.config.patch_size))  # b n d
         first = self.class_token.expand(len(images), -1, -1)
         tokens = torch.cat((first, patches), dim=1) + self.positions  # b 1+n d
-        return self.output(self.norm(self.blocks(tokens)[:, 0]))
+        logits: Tensor = self.output(self.norm(self.blocks(tokens)[:, 0]))
+        return logits
 
 
 class VisionTransformer(PatchTransformer):

@@ -27,4 +27,5 @@ def choose_device(name: str | None) -> torch.device:
 
     To be called first: Accelerate settles on a device when it is first asked for anything.
     """
-    return PartialState(cpu=parse_device(name).type == "cpu").device
+    device: torch.device = PartialState(cpu=parse_device(name).type == "cpu").device
+    return device

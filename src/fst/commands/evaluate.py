@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -14,6 +15,7 @@ from fst.commands.train import (
     record_data,
 )
 from fst.data import BurgersData
+from fst.data.samples import Rows, Samples
 from fst.data.splits import TestSplit
 from fst.evaluation import classification, protocol
 from fst.evaluation.accuracy_tables import accuracy_table
@@ -82,7 +84,7 @@ def evaluate(
         # the training may now be in the test.
         recipe.data.check_fits(recipe, run, path)
         check_same_data(run, recipe.data, path)
-        test: TestSplit = recipe.data.load_test(path, chosen)
+        test: TestSplit[Any] = recipe.data.load_test(path, chosen)
         if isinstance(recipe.evaluation, ClassificationSettings):
             classifier = Classifier.from_pretrained(best).to(chosen)
             return _score_classes(classifier, test, recipe.evaluation, origin, mark, console)
@@ -121,7 +123,7 @@ def fingerprint(recipe: Recipe, weights: bytes) -> str:
 
 def _score(
     model: Operator,
-    test: TestSplit,
+    test: TestSplit[Samples],
     settings: EvaluationSettings,
     origin: Origin,
     mark: str,
@@ -136,7 +138,7 @@ def _score(
 
 def _score_classes(
     model: Classifier,
-    test: TestSplit,
+    test: TestSplit[Rows],
     settings: ClassificationSettings,
     origin: Origin,
     mark: str,

@@ -35,7 +35,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     )
     if not named:
         raise DataError(f"{path}: does not hold records: expected a list of objects with a run")
-    return records
+    return list(records)
 
 
 def describe(run: Path) -> dict[str, Any]:

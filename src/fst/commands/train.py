@@ -60,8 +60,8 @@ def start(
     recipe: Recipe,
     out: Path,
     data: Path,
-    training: TrainingSplit,
-    validation: ValidationSplit,
+    training: TrainingSplit[Rows],
+    validation: ValidationSplit[Rows],
     console: Console | None = None,
 ) -> Summary:
     """Train from the beginning with `data`, which are loaded: a start that fails earlier leaves no
@@ -138,7 +138,7 @@ def _with_lower_rates(settings: TrainingSettings, run: Path, factor: float) -> T
 
 def load(
     recipe: Recipe, data: Path, device: torch.device, console: Console | None
-) -> tuple[TrainingSplit, ValidationSplit]:
+) -> tuple[TrainingSplit[Rows], ValidationSplit[Rows]]:
     """Training and validation on the device; missing files are made first, by one process."""
     voice = console if PartialState().is_main_process else Terminal(quiet=True)
     with PartialState().main_process_first():

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import h5py
@@ -23,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fst.data.errors import DataError, is_locked, reading_hdf5, writing
 from fst.pretrained import parse_json
+from fst.version import __version__
 
 Law = dict[str, object]
 Produce = Callable[[int, int], dict[str, np.ndarray]]
@@ -30,10 +30,7 @@ Produce = Callable[[int, int], dict[str, np.ndarray]]
 
 def package_version() -> str:
     """Part of every law: another version may make other data from the same seed."""
-    try:
-        return version("fst")
-    except PackageNotFoundError:  # run from its sources, not installed
-        return "unknown"
+    return __version__
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ class BurgersData(DataSource):
         *,
         augment: bool = False,
         console: Console | None = None,
-    ) -> tuple[TrainingSplit, ValidationSplit]:
+    ) -> tuple[TrainingSplit[Samples], ValidationSplit[Samples]]:
         """Training and validation, on the device. Rows of the test split are not read.
 
         With `augment`, training samples can be shifted and reflected; they then hold the whole
@@ -194,7 +194,7 @@ class BurgersData(DataSource):
                 sizes += [u.double().square().mean().sqrt().item() for _, b in blocks for u in b]
         return {"splits": [partition.digest for _, partition in opened], "sizes": sizes}
 
-    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit:
+    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
         """The test split on the whole grid, grouped by viscosity."""
         opened = self._open_all(folder)
         samples = self._read([(file, rows.test) for file, rows in opened], self.grid, device)

@@ -95,7 +95,8 @@ def _spectrum(samples: Float[Tensor, "b n"]) -> Tensor:
     if points % 2 == 0:
         spectrum[:, -1] /= 2
     # From node 0 at x = 0 to node 0 at the first cell's centre.
-    return spectrum * torch.exp(-0.5j / points * _frequencies(points, samples))
+    shifted: Tensor = spectrum * torch.exp(-0.5j / points * _frequencies(points, samples))
+    return shifted
 
 
 def _interpolated(
@@ -119,7 +120,8 @@ def _resampled(
     padded[:, 0] *= 2
     if nodes % 2 == 0 and spectrum.shape[1] == padded.shape[1]:
         padded[:, -1] *= 2
-    return torch.fft.irfft(padded * nodes, n=nodes)
+    values: Tensor = torch.fft.irfft(padded * nodes, n=nodes)
+    return values
 
 
 def _weights(

@@ -88,7 +88,8 @@ def _cosine_sum(modes: Float[Tensor, "... p"], nodes: int) -> Float[Tensor, "...
     """Σ_p modes_p cos(πp i/(nodes−1)) along the last axis, by a fast cosine transform."""
     period = 2 * (nodes - 1)  # at the nodes p and p + period are the same function: fold them
     folded = pad(modes, (0, -modes.shape[-1] % period)).unflatten(-1, (-1, period)).sum(dim=-2)
-    return torch.fft.rfft(folded).real
+    cosines: Tensor = torch.fft.rfft(folded).real
+    return cosines
 
 
 def solve(

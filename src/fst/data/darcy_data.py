@@ -208,7 +208,7 @@ class DarcyData(DataSource):
         *,
         augment: bool = False,
         console: Console | None = None,
-    ) -> tuple[TrainingSplit, ValidationSplit]:
+    ) -> tuple[TrainingSplit[Samples], ValidationSplit[Samples]]:
         """Training and validation, on the device. The test file is not opened."""
         train = self._open(folder / file_name("train", self.resolution), self._needed)
         partition = self._partition(train)
@@ -246,7 +246,7 @@ class DarcyData(DataSource):
         ]
         return {"splits": [partition.digest], "sizes": sizes}
 
-    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit:
+    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
         """The first `test` samples of the test file on the whole grid."""
         file = self._open(folder / file_name("test", self.resolution), self.test)
         inputs, solutions = _read(file, np.arange(self.test), device)

@@ -37,7 +37,8 @@ def sine_transform(field: Float[Tensor, "... n"]) -> Float[Tensor, "... n"]:
     """Σ_j field_j sin(π j k / N) for j, k = 1..N−1 along the last axis; twice it is N/2 times 1."""
     size = field.shape[-1]
     spectrum = torch.fft.rfft(pad(field, (1, 0)), n=2 * (size + 1))
-    return -spectrum.imag[..., 1 : size + 1]
+    sines: Tensor = -spectrum.imag[..., 1 : size + 1]
+    return sines
 
 
 def inverse_laplacian(nodes: int, device: torch.device) -> Operator:

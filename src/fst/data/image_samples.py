@@ -216,7 +216,7 @@ class StreamedImages(LabelledRows):
         views.
         """
         asked = ([(int(row), seed) for row in rows] for rows, seed in plan)
-        loader: DataLoader = DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             self._reader,
             batch_sampler=asked,
             num_workers=self.workers,

@@ -26,7 +26,7 @@ ImageTransform = Callable[[Image.Image], Tensor]
 Item = tuple[Tensor, int, list[Skipped]]
 
 
-class ImageReader(Dataset):
+class ImageReader(Dataset[Item]):
     """Images by (row, seed), for PyTorch's loader."""
 
     def __init__(
@@ -110,7 +110,8 @@ class TimmTransform:
         except ImportError as error:
             raise DataError(
                 "streamed training images are augmented by timm and torchvision, and "
-                f"{error.name or 'one of them'} is not installed: pip install 'fst[vision]', or "
+                f"{error.name or 'one of them'} is not installed: "
+                "pip install 'function-space-transformer[vision]', or "
                 'keep the images in memory (storage "resident")'
             ) from error
         self.transform = create_transform(
@@ -131,4 +132,5 @@ class TimmTransform:
         self._deviation = torch.tensor(IMAGENET_DEVIATION)[:, None, None]
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "3 h w"]:
-        return self.transform(image) * self._deviation + self._mean
+        transformed: Tensor = self.transform(image) * self._deviation + self._mean
+        return transformed

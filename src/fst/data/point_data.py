@@ -22,6 +22,7 @@ from fst.data.point_targets import (
     undefined_rows,
     warn_of_unequal_channels,
 )
+from fst.data.samples import Samples
 from fst.data.source import DataSource, Recipe
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
 from fst.types import check_fields
@@ -77,7 +78,7 @@ class PointData(DataSource):
         *,
         augment: bool = False,
         console: Console | None = None,
-    ) -> tuple[TrainingSplit, ValidationSplit]:
+    ) -> tuple[TrainingSplit[Samples], ValidationSplit[Samples]]:
         """Training and validation, on the device. Rows of the test split are not read."""
         if augment:
             raise ValueError("augment must be off: the symmetries of these points are not known")
@@ -131,7 +132,8 @@ class PointData(DataSource):
                 "points_from_anchors": from_anchors,
             }
         changed: Any = recipe
-        return replace(changed, model=replace(model, **decided))
+        fitted: Recipe = replace(changed, model=replace(model, **decided))
+        return fitted
 
     def check_fits(self, recipe: Any, run: Path, folder: Path) -> None:
         file = self.describe(folder)
@@ -143,7 +145,7 @@ class PointData(DataSource):
                 f"{'; '.join(shown)}"
             )
 
-    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit:
+    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
         file = self.describe(folder)
         rows = self._partition(file).test
         if len(rows) == 0:

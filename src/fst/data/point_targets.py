@@ -34,7 +34,8 @@ def undefined_rows(rows: Int[np.ndarray, " n"], queried: Points, typical: float 
         squares = np.einsum("pc,pc->p", queried.values, queried.values)
         norms = np.add.reduceat(squares, np.cumsum(queried.sizes) - queried.sizes)
     least = np.maximum(LEAST_SQUARE, LEAST_SHARE * typical * queried.sizes)
-    return rows[~((norms >= least) & (norms <= LARGEST_SQUARE))].tolist()
+    unusable: list[int] = rows[~((norms >= least) & (norms <= LARGEST_SQUARE))].tolist()
+    return unusable
 
 
 def refuse_undefined(path: Path, rows: Sequence[int]) -> None:

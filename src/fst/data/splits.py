@@ -16,7 +16,7 @@ from jaxtyping import Int
 from fst.data.samples import Rows
 
 # Which kind of samples: solutions of an equation, or images.
-Kind = TypeVar("Kind", bound=Rows)
+Kind = TypeVar("Kind", bound=Rows, covariant=True)
 
 LOOKED_AT = 4
 SPLITS = ("training", "validation", "test")
@@ -24,7 +24,8 @@ SPLITS = ("training", "validation", "test")
 
 def looked_at(rows: Int[np.ndarray, " n"]) -> Int[np.ndarray, " k"]:
     """A few rows, evenly spaced, by which data are known again without reading all of them."""
-    return rows[np.unique(np.linspace(0, len(rows) - 1, min(LOOKED_AT, len(rows))).astype(int))]
+    chosen = np.unique(np.linspace(0, len(rows) - 1, min(LOOKED_AT, len(rows))).astype(int))
+    return np.asarray(rows[chosen])
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 from fst.base import parameter_count
 from fst.classifiers import Classifier
 from fst.data.image_samples import ResidentImages, StreamedImages
+from fst.data.samples import Rows
 from fst.data.splits import TestSplit
 from fst.evaluation.protocol import (
     EvaluationError,
@@ -73,7 +74,7 @@ def fingerprint(settings: ClassificationSettings, data: Any, weights: bytes) -> 
 
 def evaluate(
     model: Classifier,
-    test: TestSplit,
+    test: TestSplit[Rows],
     settings: ClassificationSettings,
     origin: Origin,
     *,
@@ -156,7 +157,7 @@ def point_draws(model: Classifier, settings: ClassificationSettings) -> PointDra
     return stream.draw().to(next(model.parameters()).device, torch.float32)
 
 
-def images_of(test: TestSplit) -> Images:
+def images_of(test: TestSplit[Rows]) -> Images:
     if not isinstance(test, TestSplit):
         raise TypeError(f"test must be a TestSplit, got {type(test).__name__}")
     if not isinstance(test.samples, ResidentImages | StreamedImages):

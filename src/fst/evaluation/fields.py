@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fst.data.errors import DataError
 from fst.data.point_samples import PointSamples
-from fst.data.samples import GridSamples
+from fst.data.samples import GridSamples, Samples
 from fst.data.splits import TestSplit
 from fst.data.views import subset_indices
 from fst.evaluation.arrays import Array, read_arrays
@@ -65,7 +65,7 @@ class Fields:
         return f"test sample {self.rows[sample]}{group}"
 
 
-def choose_rows(test: TestSplit, count: int) -> list[int]:
+def choose_rows(test: TestSplit[Samples], count: int) -> list[int]:
     """The first sample of each group in turn, then the second of each: decided without a model."""
     if test.groups is None:
         return list(range(min(count, len(test.samples))))
@@ -78,7 +78,7 @@ def choose_rows(test: TestSplit, count: int) -> list[int]:
 
 
 def sample_fields(
-    model: Operator, test: TestSplit, settings: EvaluationSettings, origin: Origin
+    model: Operator, test: TestSplit[Samples], settings: EvaluationSettings, origin: Origin
 ) -> Fields | PointFields | None:
     """The chosen samples on the last test grid, or at their points, predicted as they are scored.
 

@@ -152,7 +152,7 @@ def draw_ellipses(
     _frame(place, fields)
 
 
-def value_scale(values: Float[np.ndarray, "i j"]) -> tuple[str, Normalize]:
+def value_scale(values: Float[np.ndarray, "..."]) -> tuple[str, Normalize]:
     """Colours centred on zero for fields of both signs, and plain ones for the rest."""
     low, high = float(values.min()), float(values.max())
     if low < 0 < high:

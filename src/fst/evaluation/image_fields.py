@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from fst.classifiers import Classifier
+from fst.data.samples import Rows
 from fst.data.splits import TestSplit
 from fst.evaluation.arrays import Array, read_arrays
 from fst.evaluation.classification import (
@@ -74,7 +75,7 @@ def choose_images(labels: Int[Tensor, " n"], count: int) -> list[int]:
 
 
 def sample_image_fields(
-    model: Classifier, test: TestSplit, settings: ClassificationSettings, origin: Origin
+    model: Classifier, test: TestSplit[Rows], settings: ClassificationSettings, origin: Origin
 ) -> ImageFields | None:
     """The chosen images, guessed as they are scored; None where none was asked for."""
     samples = images_of(test)

@@ -102,7 +102,7 @@ class Measurement(NamedTuple):
 
 def evaluate(
     model: Operator,
-    test: TestSplit,
+    test: TestSplit[Samples],
     settings: EvaluationSettings,
     origin: Origin,
     *,
@@ -117,7 +117,8 @@ def evaluate(
     draws = batch_draws(model, settings)
 
     def represent(observations: Observations) -> Output:
-        return model(observations, next(draws))
+        output: Output = model(observations, next(draws))
+        return output
 
     with measuring(model):
         found = measure(represent, test, settings, label=origin.model, console=console)
@@ -135,7 +136,7 @@ def batch_draws(model: Operator, settings: EvaluationSettings) -> Iterator[Point
 
 def measure(
     represent: Represent,
-    test: TestSplit,
+    test: TestSplit[Samples],
     settings: EvaluationSettings,
     *,
     label: str = "",
@@ -168,7 +169,7 @@ def measure(
 
 def make_rows(
     measurements: list[Measurement],
-    test: TestSplit,
+    test: TestSplit[Samples],
     settings: EvaluationSettings,
     origin: Origin,
     parameters: int,
@@ -222,7 +223,7 @@ def make_row(
     )
 
 
-def views_of(test: TestSplit, settings: EvaluationSettings) -> list[Samples]:
+def views_of(test: TestSplit[Samples], settings: EvaluationSettings) -> list[Samples]:
     """The test samples on each grid of the settings, or as they are stored where it names none."""
     if not isinstance(test, TestSplit):
         raise TypeError(f"test must be a TestSplit, got {type(test).__name__}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -13,6 +14,8 @@ from fst.evaluation.rows import Row
 from fst.terminal import markdown, printable
 
 NOTHING = "–"
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ def full_grid(rows: Iterable[Row]) -> list[Row]:
     ]
 
 
-def unique(items: Iterable) -> list:
+def unique(items: Iterable[Item]) -> list[Item]:
     return list(dict.fromkeys(items))
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from fst.data.burgers_data import BurgersData
+from fst.data.samples import Samples
 from fst.data.splits import TestSplit
 from fst.evaluation.protocol import EvaluationSettings, make_rows, measure
 from fst.evaluation.rows import Origin, Row
@@ -88,7 +89,8 @@ class LinearDiffusion(FromInitial):
         size = twice * torch.exp(-self.decay * time[..., None])
         real, imaginary = self.series.real[:, None], self.series.imag[:, None]
         waves = size * (real * phase.cos() - imaginary * phase.sin())
-        return waves.sum(dim=2, keepdim=True)
+        total: Tensor = waves.sum(dim=2, keepdim=True)
+        return total
 
 
 class HeldInitial(FromInitial):
@@ -124,7 +126,7 @@ def predictors(data: BurgersData) -> dict[str, Callable[[Observations], Output]]
 
 def trivial_rows(
     data: BurgersData,
-    test: TestSplit,
+    test: TestSplit[Samples],
     settings: EvaluationSettings,
     origin: Origin,
     *,

@@ -52,7 +52,8 @@ class Operator:
         return self._differentiated.apply(*arguments)
 
     def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
-        return self.definition.register_fake(fake)
+        registered: Callable[..., Any] = self.definition.register_fake(fake)
+        return registered
 
     def register_autograd(
         self, differentiate: Callable[..., Any], *, setup_context: Callable[..., None]

@@ -153,7 +153,8 @@ def project(
             lambda: projection.normed_layer(gamma, beta, weights, biases, dtype, heads, size),
         )
         joint = projection.normed_linear(tokens, *layer, norm.eps)
-    return joint.unflatten(-1, (count, heads, size))
+    separate: Tensor = joint.unflatten(-1, (count, heads, size))
+    return separate
 
 
 def attend(
@@ -170,7 +171,8 @@ def attend(
     scale = head_size**-0.5 if scale is None else scale
     short = memory.element_size() == 2 and memory.shape[-1] <= LONGEST_HEAD
     if mask is None and short and on_gpu(memory):
-        return attention.short_attention(memory, queries, scale, head_size)
+        mixed: Tensor = attention.short_attention(memory, queries, scale, head_size)
+        return mixed
     *first, keys, values = memory.permute(2, 0, 3, 1, 4).unbind(0)
     keep = None if mask is None else mask[:, None, None, :]
     with sdpa_kernel(PREFERRED, set_priority=True):
@@ -288,9 +290,11 @@ def residual_feed(
     """x + MLP(LN(x)), in one kernel where there is one for it."""
     parameters = normed_parameters(tokens, norm, layers)
     if parameters is None:
-        return tokens + layers(norm(tokens))
+        tokens = tokens + layers(norm(tokens))
+        return tokens
     ready = packed.of((norm, layers), lambda: feed_forward.normed_layers(*parameters, tokens))
-    return feed_forward.feed_forward(tokens, ready, norm.eps)
+    output: Tensor = feed_forward.feed_forward(tokens, ready, norm.eps)
+    return output
 
 
 class FusedResidualFeedForward(ResidualFeedForward):
@@ -322,7 +326,10 @@ def term_at(
             dtype = product_dtype(positions)
             return position_term.position_layer(weight, bias, fourier.frequencies(positions), dtype)
 
-        return position_term.position_term(positions, packed.of((layer, fourier), pack), share)
+        output: Tensor = position_term.position_term(
+            positions, packed.of((layer, fourier), pack), share
+        )
+        return output
     term = F.linear(fourier(positions), weight, bias)
     return term if share is None else term + share.unsqueeze(1)
 
@@ -338,7 +345,8 @@ def point_mlp(
     ready = packed.of(
         (layer,), lambda: feed_forward.point_layers(weight, second.weight, second.bias, values)
     )
-    return feed_forward.point_mlp(values, term, ready)
+    output: Tensor = feed_forward.point_mlp(values, term, ready)
+    return output
 
 
 # The blend
@@ -368,8 +376,10 @@ class FusedBlend(Blend):
         if takes_anchors(anchors, features.shape[2]):
             given = points, anchors, length_scales, features.to(product_dtype(features))
             if many and alone and anchors.shape[1] <= blend.MOST_ANCHORS:
-                return blend.pruned_blend(*given)
-            return blend.fused_blend(*given)
+                pruned: Tensor = blend.pruned_blend(*given)
+                return pruned
+            fused: Tensor = blend.fused_blend(*given)
+            return fused
         if many and alone and anchors.device.type == "cpu" and len(points) == len(anchors):
             return pruned_blend(*given)
         return super().forward(*given)
@@ -533,9 +543,11 @@ class FusedDecoder(Decoder):
         tokens = self.feed_forward(tokens)
         parameters = normed_parameters(tokens, self.norm, self.output)
         if parameters is None or len(parameters[-1]) != 1:
-            return self.output(self.norm(tokens))
+            plain: Tensor = self.output(self.norm(tokens))
+            return plain
         ready = feed_forward.output_layers(*parameters, tokens.dtype)
-        return feed_forward.output_mlp(tokens, ready, self.norm.eps)
+        output: Tensor = feed_forward.output_mlp(tokens, ready, self.norm.eps)
+        return output
 
     def _in_chunks(
         self,

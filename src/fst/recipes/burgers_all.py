@@ -68,7 +68,8 @@ def fno() -> Recipe:
     """FNO with the viscosity as a constant channel, supervised on the whole grid.
 
     Command: fst train burgers-all/fno --out runs/burgers-all-fno
-    Cost: the paper stopped at 400,000 steps, 32.9 hours on three A100s. Needs fst[baselines].
+    Cost: the paper stopped at 400,000 steps, 32.9 hours on three A100s.
+    Needs: function-space-transformer[baselines].
     Data: 26,200 trajectories, 22 GB on disk, 20 GB on the device.
     Paper: relative L2 0.018528 on the full 201×1024 grid.
     """

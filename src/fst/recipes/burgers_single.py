@@ -59,7 +59,8 @@ def fno() -> Recipe:
     """FNO on values and mask over the whole grid, supervised on the whole grid.
 
     Command: fst train burgers-single/fno --out runs/burgers-single-fno
-    Cost: at most 250,000 steps; the paper selected step 72,000. Needs fst[baselines].
+    Cost: at most 250,000 steps; the paper selected step 72,000.
+    Needs: function-space-transformer[baselines].
     Paper: relative L2 0.02974 on the full 201×1024 grid.
     """
     data = BurgersData(supervision_grid=None)

@@ -67,7 +67,8 @@ def fno() -> Recipe:
     """FNO from coefficient to solution on the same grid.
 
     Command: fst train darcy/fno --out runs/darcy-fno
-    Cost: at most 250,000 steps; the paper selected step 42,000. Needs fst[baselines].
+    Cost: at most 250,000 steps; the paper selected step 42,000.
+    Needs: function-space-transformer[baselines].
     Paper: relative L2 0.03167 on the full 128×128 grid.
     """
     model = FNOConfig(grid=(128, 128), mask_channel=False, width=50, modes=(16, 16))

@@ -67,8 +67,9 @@ def fst() -> Recipe:
 
     Command: fst train imagenet/fst --data IMAGENET --out runs/imagenet
     Cost: at most 600,456 steps of 256 images (120 epochs), in 4 parts of 64 so that an 80 GB GPU
-    holds them; with several GPUs or more memory set --training.accumulate 1. Needs fst[vision]
-    and some 150 GB of images in class folders or tar files.
+    holds them; with several GPUs or more memory set --training.accumulate 1.
+    Needs: function-space-transformer[vision], and some 150 GB of images in class folders or tar
+    files.
     Paper: 69.530 % top-1 and 89.042 % top-5 on the validation images.
     """
     model = ImageClassifierConfig(class_names=CLASSES)
@@ -83,7 +84,8 @@ def vit() -> Recipe:
     """A plain vision transformer on linear patches.
 
     Command: fst train imagenet/vit --data IMAGENET --out runs/imagenet-vit
-    Cost: at most 600,456 steps of 256 images (120 epochs). Needs fst[vision].
+    Cost: at most 600,456 steps of 256 images (120 epochs).
+    Needs: function-space-transformer[vision].
     Paper: 67.804 % top-1 and 88.126 % top-5 on the validation images.
     """
     return _recipe("vit", "ViT", ViTConfig(class_names=CLASSES), imagenet(), 3_095_614)
@@ -93,7 +95,8 @@ def cnn_vit() -> Recipe:
     """The vision transformer behind FST's patch encoder.
 
     Command: fst train imagenet/cnn-vit --data IMAGENET --out runs/imagenet-cnn-vit
-    Cost: at most 600,456 steps of 256 images (120 epochs), in 2 parts of 128. Needs fst[vision].
+    Cost: at most 600,456 steps of 256 images (120 epochs), in 2 parts of 128.
+    Needs: function-space-transformer[vision].
     Paper: 61.052 % top-1 and 83.478 % top-5 on the validation images.
     """
     model = CNNViTConfig(class_names=CLASSES)

@@ -20,6 +20,7 @@ from decimal import Decimal
 import torch
 
 from fst.base import Model
+from fst.data.samples import Rows
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.training.compilation import compiles
 from fst.training.errors import TrainingError, first_line
@@ -164,8 +165,8 @@ class Calibration:
 
 def calibrate(
     model: Model,
-    training: TrainingSplit,
-    validation: ValidationSplit,
+    training: TrainingSplit[Rows],
+    validation: ValidationSplit[Rows],
     settings: TrainingSettings,
     seconds: float,
 ) -> Calibration:
@@ -218,8 +219,8 @@ def make_plan(
     budget: Budget,
     build: Callable[[], Model],
     settings: TrainingSettings,
-    training: TrainingSplit,
-    validation: ValidationSplit,
+    training: TrainingSplit[Rows],
+    validation: ValidationSplit[Rows],
 ) -> Plan:
     """Measure a scratch model, made by `build`; where it does not compile, as it is without."""
     note, measured, seconds = None, None, budget.calibration_seconds

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("fst", "torch", "numpy", "accelerate", "safetensors", "triton", "neuraloperator")
+from fst.version import __version__
+
+PACKAGES = ("torch", "numpy", "accelerate", "safetensors", "triton", "neuraloperator")
 
 
 def describe() -> dict[str, Any]:
@@ -56,7 +58,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    found: dict[str, str | None] = {"fst": __version__}
     for name in PACKAGES:
         try:
             found[name] = metadata.version(name)

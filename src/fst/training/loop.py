@@ -17,6 +17,7 @@ from accelerate.utils import DistributedDataParallelKwargs, TorchDynamoPlugin
 from rich.console import Console
 
 from fst.base import Model
+from fst.data.samples import Rows
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.terminal import Terminal
 from fst.training import checkpoint
@@ -63,8 +64,8 @@ class Summary:
 
 def train(
     model: Model,
-    training: TrainingSplit,
-    validation: ValidationSplit,
+    training: TrainingSplit[Rows],
+    validation: ValidationSplit[Rows],
     settings: TrainingSettings,
     folder: RunFolder,
     *,

@@ -91,7 +91,8 @@ def _import_wandb() -> Any:
         import wandb
     except ImportError:
         raise TrainingError(
-            "wandb is on, but Weights & Biases is not installed; install fst[wandb]"
+            "wandb is on, but Weights & Biases is not installed: "
+            "pip install 'function-space-transformer[wandb]'"
         ) from None
     return wandb
 
