@@ -242,6 +242,28 @@ def predict(
 
 
 @app.command
+def explore(
+    run: Positional[str] = "burgers-single",
+    /,
+    *,
+    port: int = 8765,
+    recipe: str | None = None,
+    device: str | None = None,
+) -> None:
+    """Serve a page on this machine where one draws inputs and sees what a model predicts.
+
+    Args:
+        run: A run folder, a folder of save_pretrained, or the name of weights that ship with fst.
+        port: Port of the page, on 127.0.0.1 only; 0 takes a free one.
+        recipe: For weights outside a run folder: a recipe with the data they were trained on.
+        device: cpu or cuda; a GPU where there is one.
+    """
+    from fst.commands import explore as explore_command
+
+    explore_command.explore(run, port=port, recipe=recipe, device=device, console=console)
+
+
+@app.command
 def demo(*, out: Path = Path("runs/demo"), device: str | None = None) -> None:
     """Generate a small Burgers set, train a small FST, evaluate it and draw a page.
 
