@@ -10,6 +10,7 @@ from fst.commands.predict import find_device, load_model
 from fst.data import BurgersData, DarcyData
 from fst.explore.explorer import Explorer
 from fst.explore.problems import BurgersProblem, DarcyProblem, Problem
+from fst.pretrained import PretrainedError
 from fst.recipes import find
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
@@ -50,13 +51,18 @@ def make_explorer(run: str, recipe: str | None = None, device: str | None = None
     """The model of a run, of a folder of `save_pretrained` or of a shipped name."""
     folder = Path(run)
     if not folder.exists() and run in SHIPPED:
-        raise ValueError(
-            f"the weights {run!r} do not ship with this version of fst: give a run folder, "
-            "such as that of fst demo"
-        )
-    trained = find(recipe) if recipe is not None else _recipe_of(folder)
-    model = load_model(run).to(find_device(device))
-    return Explorer(model, problem_of(trained), folder.resolve().name)
+        try:
+            model = load_model(run)
+        except PretrainedError:
+            raise ValueError(
+                f"the weights {run!r} do not ship with this version of fst: give a run folder, "
+                "such as that of fst demo"
+            ) from None
+        trained = find(recipe or f"{run}/fst")
+    else:
+        trained = find(recipe) if recipe is not None else _recipe_of(folder)
+        model = load_model(run)
+    return Explorer(model.to(find_device(device)), problem_of(trained), folder.resolve().name)
 
 
 def _recipe_of(folder: Path) -> Recipe:
