@@ -18,9 +18,10 @@ import torch
 import fst
 from fst.cli import main
 from fst.commands.explore import make_explorer, problem_of, warm_up
-from fst.data import BurgersData, DarcyData, burgers, darcy
+from fst.data import BurgersData, DarcyData, PointSample, burgers, darcy, write_points
+from fst.data.point_samples import PointSamples, Ragged
 from fst.explore.explorer import Explorer
-from fst.explore.problems import BurgersProblem, DarcyProblem, Given
+from fst.explore.problems import BurgersProblem, DarcyProblem, Given, PointsProblem
 from fst.recipes import find
 
 BURGERS = BurgersData(viscosities=(0.01, 0.1), condition=True, points=128, times=51)
@@ -54,6 +55,23 @@ def save_run(folder: Path, name: str, data: Any, condition: int = 0) -> Path:
     recipe = replace(find(name), data=data, model=model.config)
     (folder / "recipe.json").write_text(json.dumps(recipe.to_json()))
     return folder
+
+
+def own_points() -> PointsProblem:
+    """Two samples of 5 and 3 sensors on a domain of its own; u = x there."""
+    domain = fst.Domain((-1.0, 0.0), (3.0, 2.0))
+    low, high = torch.tensor(domain.low), torch.tensor(domain.high)
+
+    def ragged(*sizes: int) -> Ragged:
+        positions = low + torch.rand(sum(sizes), 2) * (high - low)
+        return Ragged.of(positions, positions[:, :1].clone(), torch.tensor(sizes))
+
+    return PointsProblem(PointSamples(domain, ragged(5, 3), ragged(40, 30)))
+
+
+def points_explorer() -> Explorer:
+    config = fst.FunctionSpaceConfig(**SMALL, low=(-1.0, 0.0), high=(3.0, 2.0))
+    return Explorer(fst.FunctionSpaceTransformer(config), own_points(), "own")
 
 
 @pytest.fixture
@@ -186,6 +204,68 @@ def test_darcy_paint_is_checked() -> None:
             problem.read({"input": text})
 
 
+def test_own_points_are_observed_where_they_are_moved() -> None:
+    explorer = points_explorer()
+    problem = explorer.problem
+    drawn = problem.draw(3)
+    assert len(drawn) == 1 + 3 * 3
+    assert drawn[0] == 1
+    observed = problem.observe(problem.read({"input": drawn}))
+    assert torch.allclose(observed.positions[0, :, 0], observed.values[0, :, 0], atol=1e-5)
+    before = explorer.answer({"input": drawn, "level": 0})
+    moved = explorer.answer({"input": [*drawn[:1], 0.5, 0.5, *drawn[3:]], "level": 0})
+    assert moved["prediction"] != before["prediction"]
+    assert moved["reference"] == before["reference"]
+    assert explorer.answer({"input": drawn[:4], "level": 0})["error"] > 0
+
+
+def test_own_points_are_scored_at_their_targets() -> None:
+    explorer = points_explorer()
+    drawn = explorer.problem.draw(1)
+    known = explorer.problem.targets(explorer.problem.read({"input": drawn}))
+    assert known is not None
+    assert known.targets.shape == (1, 30, 1)
+    with torch.no_grad():
+        field = explorer.model(explorer.problem.observe(Given(tuple(drawn))))
+        prediction = field(known.queries)
+    error = (prediction - known.targets).norm() / known.targets.norm()
+    answer = explorer.answer({"input": drawn, "level": 0})
+    assert answer["error"] == pytest.approx(error.item(), rel=1e-4)
+
+
+def test_own_points_are_checked() -> None:
+    problem = own_points()
+    drawn = problem.draw(0)
+    for wrong in (
+        [],
+        [0],
+        [2, *drawn[1:]],
+        [0.5, *drawn[1:]],
+        drawn[:-1],
+        [*drawn, *drawn[1:]],
+        [0, 1.5, 0.5, 1.0],
+        [0, 0.5, 0.5, float("nan")],
+    ):
+        with pytest.raises(ValueError, match="input"):
+            problem.read({"input": wrong})
+
+
+def test_a_run_on_own_points_finds_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.h5"
+    generator = np.random.default_rng(0)
+    positions = generator.random((20, 12, 2)).astype(np.float32)
+    samples = [PointSample(p, p[:, :1], p, p[:, 1:] + 1) for p in positions]
+    write_points(file, samples, fst.Domain.unit(2))
+    model = small_model()
+    model.save_pretrained(tmp_path / "run" / "best")
+    recipe = replace(find("own/fst"), model=model.config)
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps(recipe.to_json()))
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"data": str(file)}))
+    explorer = make_explorer(str(tmp_path / "run"), device="cpu")
+    warm_up(explorer)
+    assert explorer.describe()["samples"] == 2
+
+
 def test_run_folders_and_saved_models_are_found(tmp_path: Path) -> None:
     run = save_run(tmp_path / "run", "darcy/fst", DARCY)
     explorer = make_explorer(str(run), device="cpu")
@@ -210,8 +290,8 @@ def test_a_shipped_name_has_a_clear_message(
 
 
 def test_data_without_a_page_have_a_clear_message() -> None:
-    with pytest.raises(ValueError, match="Burgers and Darcy"):
-        problem_of(find("imagenet/fst"))
+    with pytest.raises(ValueError, match="not imagenet/fst"):
+        problem_of(find("imagenet/fst"), Path("run"))
 
 
 def test_the_missing_extra_is_named(

@@ -8,7 +8,7 @@ import pytest
 from browser import CHROMIUM, browser
 from fst.explore.explorer import Explorer
 from fst.explore.problems import BurgersProblem, DarcyProblem, Problem
-from test_explore import BURGERS, DARCY, served, small_model
+from test_explore import BURGERS, DARCY, points_explorer, served, small_model
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
@@ -62,3 +62,34 @@ def test_draw_point_and_slide(tmp_path: Path, problem: Problem, condition: int) 
         assert text(page, "neighbors-value") == "1"
         assert text(page, "refine") == "known"
         assert [said for said in page.problems if "409" not in said] == []  # overtaken requests
+
+
+def test_sensors_move_and_go(tmp_path: Path) -> None:
+    explorer = points_explorer()
+    asked = []
+    read = explorer.problem.read
+
+    def noted(request: Any) -> Any:
+        asked.append(request["input"])
+        return read(request)
+
+    explorer.problem.read = noted  # type: ignore[method-assign]
+    with served(explorer) as address, browser(tmp_path) as page:
+        page.open(address)
+        page.wait(READY)
+        sensors = (len(asked[-1]) - 1) // 3
+        # The page's own coordinates of the first sensor, as shares of the canvas.
+        place = (
+            "(([x, y]) => { const {width, height} = document.getElementById('input')"
+            ".getBoundingClientRect(); return [(44 + (width - 54) * x) / width, "
+            f"(8 + (height - 42) * (1 - y)) / height]; }})({asked[-1][1:3]})"
+        )
+        x, y = page.evaluate(place)
+        before = page.evaluate("document.body.dataset.answers")
+        page.drag("input", [(x, y), (0.5, 0.5), (0.55, 0.5)])
+        page.wait(f"document.body.dataset.answers != '{before}' && {READY}")
+        assert (len(asked[-1]) - 1) // 3 == sensors
+        before = page.evaluate("document.body.dataset.answers")
+        page.point("input", 0.55, 0.5)
+        page.wait(f"document.body.dataset.answers != '{before}' && {READY}")
+        assert (len(asked[-1]) - 1) // 3 == sensors - 1

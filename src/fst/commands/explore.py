@@ -7,9 +7,11 @@ from rich.console import Console
 
 from fst.commands.evaluate import read_recipe
 from fst.commands.predict import find_device, load_model
-from fst.data import BurgersData, DarcyData
+from fst.commands.train import check_fits, data_of_run
+from fst.data import BurgersData, DarcyData, PointData
+from fst.data.point_samples import PointSamples
 from fst.explore.explorer import Explorer
-from fst.explore.problems import BurgersProblem, DarcyProblem, Problem
+from fst.explore.problems import BurgersProblem, DarcyProblem, PointsProblem, Problem
 from fst.pretrained import PretrainedError
 from fst.recipes import find
 from fst.recipes.recipe import Recipe
@@ -23,6 +25,7 @@ def explore(
     *,
     port: int = 8765,
     recipe: str | None = None,
+    data: Path | None = None,
     device: str | None = None,
     console: Console | None = None,
 ) -> None:
@@ -35,7 +38,7 @@ def explore(
         )
     from fst.explore.server import ADDRESS, listen, serve
 
-    explorer = make_explorer(run, recipe, device)
+    explorer = make_explorer(run, recipe, data, device)
     with listen(port) as listener:
         console.print("first prediction …", style="dim")
         warm_up(explorer)
@@ -47,7 +50,12 @@ def explore(
             return
 
 
-def make_explorer(run: str, recipe: str | None = None, device: str | None = None) -> Explorer:
+def make_explorer(
+    run: str,
+    recipe: str | None = None,
+    data: Path | None = None,
+    device: str | None = None,
+) -> Explorer:
     """The model of a run, of a folder of `save_pretrained` or of a shipped name."""
     folder = Path(run)
     if not folder.exists() and run in SHIPPED:
@@ -62,7 +70,8 @@ def make_explorer(run: str, recipe: str | None = None, device: str | None = None
     else:
         trained = find(recipe) if recipe is not None else _recipe_of(folder)
         model = load_model(run)
-    return Explorer(model.to(find_device(device)), problem_of(trained), folder.resolve().name)
+    problem = problem_of(trained, folder, data)
+    return Explorer(model.to(find_device(device)), problem, folder.resolve().name)
 
 
 def _recipe_of(folder: Path) -> Recipe:
@@ -74,13 +83,19 @@ def _recipe_of(folder: Path) -> Recipe:
     return read_recipe(folder)
 
 
-def problem_of(recipe: Recipe) -> Problem:
-    """What the page shows for the data of a recipe."""
+def problem_of(recipe: Recipe, run: Path, data: Path | None = None) -> Problem:
+    """What the page shows for the data of a recipe; a user's own points are read."""
     if isinstance(recipe.data, BurgersData):
         return BurgersProblem(recipe.data)
     if isinstance(recipe.data, DarcyData):
         return DarcyProblem(recipe.data)
-    raise ValueError(f"fst explore shows Burgers and Darcy, {recipe.name} is neither")
+    if isinstance(recipe.data, PointData):
+        path = data_of_run(recipe, run, data)
+        check_fits(recipe, run, path)
+        samples = recipe.data.load_test(path).samples
+        assert isinstance(samples, PointSamples)
+        return PointsProblem(samples)
+    raise ValueError(f"fst explore shows Burgers, Darcy and own points, not {recipe.name}")
 
 
 def warm_up(explorer: Explorer) -> None:

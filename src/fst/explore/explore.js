@@ -64,6 +64,7 @@ async function ask(asked) {
 }
 
 function packedInput() {
+  if (about.kind === "points") return Array.from(input);
   return about.kind === "darcy" ? Array.from(input).join("") : Array.from(input, (u) => +u.toFixed(6));
 }
 
@@ -106,7 +107,8 @@ function receive(found, total) {
 function recolour() {
   if (answer) {
     const most = (values) => values.reduce((size, value) => Math.max(size, Math.abs(value)), 0);
-    const signed = about.kind !== "darcy";
+    answer.signed = about.kind === "burgers" || answer.reference.values.some((value) => value < 0);
+    const signed = answer.signed;
     const shared = colourScale(most(answer.reference.values), signed);
     for (const name of PANELS) {
       const scale = name === "difference" ? colourScale(most(answer[name].values), true) : shared;
@@ -225,7 +227,7 @@ function drawProfile() {
   const cut = (field) => Array.from({ length: field.columns }, (_, j) =>
     valueAt(field, first, j / (field.columns - 1)));
   const size = Math.max(...reference.values.map(Math.abs)) * 1.08 || 1;
-  const low = about.kind === "darcy" ? 0 : -size;
+  const low = answer.signed ? -size : 0;
   const curves = [
     { values: cut(reference), colour: style("--exact"), width: 2.4 },
     { values: cut(prediction), colour: style("--predicted"), dash: [6, 3], width: 2 },
@@ -233,7 +235,8 @@ function drawProfile() {
   if (about.kind === "burgers") curves.unshift({ values: input, colour: style("--start") });
   drawCurves(context, box, curves, low, size);
   drawAxes(context, box, along, { name: "u", low, high: size });
-  const legend = [["exact", "--exact"], ["predicted", "--predicted"], ["at t = 0", "--start"]];
+  const truth = about.kind === "points" ? "target" : "exact";
+  const legend = [[truth, "--exact"], ["predicted", "--predicted"], ["at t = 0", "--start"]];
   legend.slice(0, curves.length).forEach(([text, colour], index) => {
     context.fillStyle = style(colour);
     context.textAlign = "left";
@@ -242,7 +245,7 @@ function drawProfile() {
   });
   element("pointer").textContent = !pointer ? "Point at a field to read its values." :
     `at ${along.name} = ${inUnits(along, pointer[1]).toFixed(3)}: ` +
-    `predicted ${short(valueAt(prediction, ...pointer))}, exact ${short(valueAt(reference, ...pointer))}, ` +
+    `predicted ${short(valueAt(prediction, ...pointer))}, ${truth} ${short(valueAt(reference, ...pointer))}, ` +
     `difference ${short(valueAt(answer.difference, ...pointer))}`;
 }
 
@@ -255,6 +258,11 @@ function inputBox(width, height) {
 function drawInput() {
   const { context, width, height } = prepare(element("input"));
   const box = inputBox(width, height);
+  if (about.kind === "points") {
+    drawSensors(context, box);
+    drawAxes(context, box, about.axes[0], about.axes[1]);
+    return;
+  }
   if (about.kind === "darcy") {
     const toBytes = (colour) => {
       context.fillStyle = colour;
@@ -270,6 +278,47 @@ function drawInput() {
   line(context, [[box.x, box.y + box.height / 2], [box.x + box.width, box.y + box.height / 2]]);
   drawCurves(context, box, [{ values: input, colour: style("--accent"), width: 2 }], -limit, limit);
   drawAxes(context, box, about.axes[1], { name: "u", low: -limit, high: limit });
+}
+
+/** Sensors, coloured by their first value. */
+function drawSensors(context, box) {
+  const values = [];
+  for (let k = 3; k < input.length; k += about.each) values.push(input[k]);
+  const size = Math.max(...values.map(Math.abs)) || 1;
+  const signed = values.some((value) => value < 0);
+  const { low, high, table } = colourScale(size, signed);
+  context.strokeStyle = style("--soft");
+  values.forEach((value, k) => {
+    const [x, y] = toBox(box, input[1 + k * about.each], input[2 + k * about.each]);
+    const colour = table[Math.round(255 * (value - low) / (high - low))];
+    context.fillStyle = `rgb(${colour.join(" ")})`;
+    context.beginPath();
+    context.arc(x, y, values.length > 300 ? 2.5 : 4, 0, 2 * Math.PI);
+    context.fill();
+    context.stroke();
+  });
+}
+
+/** Drag a sensor to move it; click it to remove it. The last one stays. */
+let held = null;
+function sensorStroke(from, to) {
+  if (held === null) {
+    const count = (input.length - 1) / about.each;
+    const far = (k) => Math.hypot(input[1 + k * about.each] - from[0], input[2 + k * about.each] - from[1]);
+    const nearest = Array.from({ length: count }, (_, k) => k).reduce((a, b) => (far(b) < far(a) ? b : a));
+    held = { sensor: far(nearest) < 0.04 ? nearest : -1, moved: false };
+  }
+  if (held.sensor < 0 || (from[0] === to[0] && from[1] === to[1])) return;
+  held.moved = true;
+  input.set(to, 1 + held.sensor * about.each);
+}
+
+function releaseSensor() {
+  const { sensor, moved } = held;
+  held = null;
+  if (sensor < 0 || moved || input.length <= 1 + about.each) return;
+  const start = 1 + sensor * about.each;
+  input = Float32Array.from([...input.slice(0, start), ...input.slice(start + about.each)]);
 }
 
 /** Between two points of the mouse, the curve is a straight line. */
@@ -312,7 +361,7 @@ function smooth(radius) {
 
 function listenToStrokes() {
   const canvas = element("input");
-  const stroke = about.kind === "darcy" ? paintStroke : drawStroke;
+  const stroke = { burgers: drawStroke, darcy: paintStroke, points: sensorStroke }[about.kind];
   let last = null;
   const place = (event) => {
     const { left, top, width, height } = canvas.getBoundingClientRect();
@@ -340,6 +389,7 @@ function listenToStrokes() {
   const end = () => {
     if (!last) return;
     last = null;
+    if (about.kind === "points") releaseSensor();
     if (about.kind === "burgers") smooth(Math.max(1, Math.round(input.length / 100)));
     drawInput();
     changed(true);
@@ -357,9 +407,10 @@ function set(values) {
   changed(true);
 }
 
-async function random() {
+const random = () => draw(Math.floor(Math.random() * about.draws));
+
+async function draw(number) {
   try {
-    const number = Math.floor(Math.random() * about.draws);
     const response = await fetch(`draw?number=${number}`);
     const found = await response.json();
     if (!response.ok) throw new Error(found.error);
@@ -423,6 +474,12 @@ function arrange() {
     slider("viscosity", true);
     element("viscosity").value = about.viscosity.free ? 300 : 0;
     element("viscosity").hidden = !about.viscosity.free; // one value: nothing to slide
+  } else if (about.kind === "points") {
+    element("input").classList.add("square");
+    element("input-caption").textContent = "Sensors: drag to move, click to remove";
+    element("random").textContent = "Random test sample";
+    element("difference-caption").textContent = "Predicted − nearest target";
+    tool("Restore", () => draw(input[0]));
   } else {
     element("input").classList.add("square");
     element("input-caption").textContent = "Paint the coefficient a";
@@ -461,7 +518,7 @@ function listenToPointer() {
 
 async function start() {
   about = await (await fetch("about")).json();
-  input = new Float32Array(about.kind === "darcy" ? about.points ** 2 : about.points);
+  input = new Float32Array(about.kind === "darcy" ? about.points ** 2 : about.points ?? 1);
   arrange();
   listenToStrokes();
   listenToPointer();

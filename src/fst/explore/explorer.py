@@ -58,15 +58,23 @@ class Explorer:
         with measuring(self.model):
             output = self._refined(given, proceed)
             refined = perf_counter()
-            prediction = self._decoded(output, level, neighbors, proceed)
+            grid = self.problem.grids[level]
+            queries = self.problem.queries(level)
+            prediction = self._decoded(output, queries, neighbors, proceed)[:, 0].reshape(grid)
+            known = self.problem.targets(given)
+            if known is not None:
+                at_targets = self._decoded(output, known.queries, neighbors, proceed)[None]
         decoded = perf_counter()
         reference = self._reference(given, level, proceed)
         end = perf_counter()
-        error = relative_l2(
-            prediction.double().reshape(1, -1, 1), reference.double().reshape(1, -1, 1)
-        )
+        if known is None:
+            error = relative_l2(
+                prediction.double().reshape(1, -1, 1), reference.double().reshape(1, -1, 1)
+            )
+        else:
+            error = relative_l2(at_targets, known.targets)
         return {
-            "grid": self.problem.grids[level],
+            "grid": grid,
             "level": level,
             "prediction": packed(prediction),
             "reference": packed(reference),
@@ -91,17 +99,17 @@ class Explorer:
         return self._output
 
     def _decoded(
-        self, output: Output, level: int, neighbors: int | None, proceed: Proceed
+        self, output: Output, queries: Tensor, neighbors: int | None, proceed: Proceed
     ) -> Tensor:
         parts = []
-        for part in self.problem.queries(level).to(self.device).split(_QUERIES_AT_ONCE, dim=1):
+        for part in queries.to(self.device).split(_QUERIES_AT_ONCE, dim=1):
             proceed()
             values = output(part, neighbors) if isinstance(output, Field) else output(part)
-            parts.append(values[0, :, 0].cpu())
+            parts.append(values[0].cpu())
         prediction = torch.cat(parts)
         if not bool(prediction.isfinite().all()):
             raise ValueError("the model's prediction is NaN or infinite")
-        return prediction.reshape(self.problem.grids[level])
+        return prediction  # q c
 
     def _reference(self, given: Given, level: int, proceed: Proceed) -> Tensor:
         if level not in self._references:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from fst.data import BurgersData, DarcyData, burgers, darcy
 from fst.data.cole_hopf import exact_solution
+from fst.data.point_samples import PointSamples
+from fst.data.samples import Batch
 from fst.data.views import (
     boundary_observation_indices,
     index_coordinates,
@@ -33,6 +35,7 @@ FIRST_DRAW = 10**9
 LARGEST_DRAW = 10**6
 LARGEST_VALUE = 10.0
 _TIMES_AT_ONCE = 8
+_DISTANCES_AT_ONCE = 2**22
 # Intervals of the solver's grid, for each of Darcy's grids. The painted coefficient has the steps
 # of the data's grid: finer intervals bring its solution no nearer to that of a smooth interface.
 _INTERVALS = (128, 512)
@@ -88,6 +91,11 @@ class Problem(ABC):
     @abstractmethod
     def reference(self, given: Given, level: int, proceed: Proceed) -> Float[Tensor, "h w"]:
         """The solution on `grids[level]`."""
+
+    def targets(self, given: Given) -> Batch | None:
+        """Where the truth is known, if that is not on the grids."""
+        del given
+        return None
 
 
 class BurgersProblem(Problem):
@@ -217,3 +225,85 @@ class DarcyProblem(Problem):
             share = (place - left)[:, None]
             solution = ((1 - share) * solution[left] + share * solution[left + 1]).T
         return solution
+
+
+class PointsProblem(Problem):
+    """A test sample of the user's own points on two axes: its sensors can be moved and removed.
+
+    An input is the sample's number, then position (in the unit box) and values of each sensor.
+    """
+
+    grids = ((48, 48), (128, 128))
+
+    def __init__(self, samples: PointSamples) -> None:
+        if samples.domain.axes != 2:
+            raise ValueError(
+                f"fst explore shows points on two axes, these have {samples.domain.axes}"
+            )
+        self.samples = samples
+        self.numbers_each = 2 + samples.value_channels
+
+    def describe(self) -> dict[str, Any]:
+        ends = zip("xy", self.samples.domain.low, self.samples.domain.high, strict=True)
+        return {
+            "kind": "points",
+            "title": "Own points",
+            "reference": "Nearest target",
+            "axes": [{"name": name, "low": low, "high": high} for name, low, high in ends],
+            "each": self.numbers_each,
+            "samples": len(self.samples),
+        }
+
+    def draw(self, number: int) -> list[float]:
+        row = number % len(self.samples)
+        given = self._batch(row).observations
+        sensors = torch.cat([self.samples.domain.to_unit(given.positions), given.values], dim=2)[0]
+        sensors = sensors if given.mask is None else sensors[given.mask[0]]
+        return [row, *sensors.flatten().tolist()]
+
+    def read(self, asked: Mapping[str, Any]) -> Given:
+        values, each = asked.get("input"), self.numbers_each
+        most = each * self.samples.observed.longest
+        if (
+            not isinstance(values, list)
+            or not each < len(values) <= 1 + most
+            or ((len(values) - 1) % each)
+        ):
+            raise ValueError(f"input must hold a sample and 1 to {most // each} sensors")
+        whole_number({"input": values[0]}, "input", 0, len(self.samples) - 1)
+        for place, value in enumerate(values[1:]):
+            low, high = (0.0, 1.0) if place % each < 2 else (-1e30, 1e30)
+            real_number(value, "input", low, high)
+        return Given(tuple(map(float, values)))
+
+    def observe(self, given: Given) -> Observations:
+        sensors = torch.tensor(given.numbers[1:]).reshape(1, -1, self.numbers_each)
+        condition = self._batch(int(given.numbers[0])).observations.condition
+        positions = self.samples.domain.from_unit(sensors[..., :2])
+        return Observations(positions, sensors[..., 2:], condition)
+
+    def queries(self, level: int) -> Float[Tensor, "1 q 2"]:
+        return self.samples.domain.from_unit(self._unit_grid(level)[None])
+
+    def reference(self, given: Given, level: int, proceed: Proceed) -> Float[Tensor, "h w"]:
+        batch = self.targets(given)
+        places = self.samples.domain.to_unit(batch.queries)[0]
+        nearest = []
+        for part in self._unit_grid(level).split(max(1, _DISTANCES_AT_ONCE // len(places))):
+            proceed()
+            nearest.append(torch.cdist(part, places).argmin(dim=1))
+        return batch.targets[0, torch.cat(nearest), 0].reshape(self.grids[level])
+
+    def targets(self, given: Given) -> Batch:
+        batch = self._batch(int(given.numbers[0]))
+        if batch.mask is None:
+            return batch
+        real = batch.mask[0]
+        return Batch(batch.observations, batch.queries[:, real], batch.targets[:, real])
+
+    def _batch(self, row: int) -> Batch:
+        return self.samples.batch(torch.tensor([row]))
+
+    def _unit_grid(self, level: int) -> Float[Tensor, "q 2"]:
+        everywhere = tuple(torch.arange(size) for size in self.grids[level])
+        return index_coordinates(index_product(everywhere), self.grids[level])
