@@ -29,7 +29,8 @@ def text(page: Any, name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("problem", "condition"), [(BurgersProblem(BURGERS), 1), (DarcyProblem(DARCY), 0)]
+    ("problem", "condition"),
+    [(BurgersProblem(BURGERS), 1), (DarcyProblem(DARCY), 0)],
 )
 def test_draw_point_and_slide(tmp_path: Path, problem: Problem, condition: int) -> None:
     explorer = Explorer(small_model(condition), problem, "tiny")
@@ -66,6 +67,7 @@ def test_draw_point_and_slide(tmp_path: Path, problem: Problem, condition: int) 
 
 def test_sensors_move_and_go(tmp_path: Path) -> None:
     explorer = points_explorer()
+    explorer.problem.grids = ((48, 48), (201, 1024))  # as many values as any page has
     asked = []
     read = explorer.problem.read
 

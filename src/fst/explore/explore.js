@@ -1,8 +1,8 @@
 // The page: what is drawn goes to the server, what comes back is shown.
 // All positions are in the unit box: [first axis, second axis], as the model has them.
 import {
-  colourScale, dark, drawAxes, drawColourBar, drawCurves, line, paintField, placeImage, prepare,
-  short, style, valueAt,
+  colourScale, dark, drawAxes, drawColourBar, drawCurves, largest, line, paintField, placeImage,
+  prepare, short, style, valueAt,
 } from "./plots.js";
 
 const element = (id) => document.getElementById(id);
@@ -106,12 +106,11 @@ function receive(found, total) {
 
 function recolour() {
   if (answer) {
-    const most = (values) => values.reduce((size, value) => Math.max(size, Math.abs(value)), 0);
     answer.signed = about.kind === "burgers" || answer.reference.values.some((value) => value < 0);
     const signed = answer.signed;
-    const shared = colourScale(most(answer.reference.values), signed);
+    const shared = colourScale(largest(answer.reference.values), signed);
     for (const name of PANELS) {
-      const scale = name === "difference" ? colourScale(most(answer[name].values), true) : shared;
+      const scale = name === "difference" ? colourScale(largest(answer[name].values), true) : shared;
       answer[name].scale = scale;
       answer[name].image = paintField(answer[name], scale, across());
     }
@@ -226,7 +225,7 @@ function drawProfile() {
   const { reference, prediction } = answer;
   const cut = (field) => Array.from({ length: field.columns }, (_, j) =>
     valueAt(field, first, j / (field.columns - 1)));
-  const size = Math.max(...reference.values.map(Math.abs)) * 1.08 || 1;
+  const size = largest(reference.values) * 1.08 || 1;
   const low = answer.signed ? -size : 0;
   const curves = [
     { values: cut(reference), colour: style("--exact"), width: 2.4 },
@@ -284,7 +283,7 @@ function drawInput() {
 function drawSensors(context, box) {
   const values = [];
   for (let k = 3; k < input.length; k += about.each) values.push(input[k]);
-  const size = Math.max(...values.map(Math.abs)) || 1;
+  const size = largest(values) || 1;
   const signed = values.some((value) => value < 0);
   const { low, high, table } = colourScale(size, signed);
   context.strokeStyle = style("--soft");
@@ -401,7 +400,7 @@ function listenToStrokes() {
 function set(values) {
   input = Float32Array.from(values);
   if (about.kind === "burgers") {
-    limit = Math.max(2, Math.ceil(2 * Math.max(...input.map(Math.abs))) / 2);
+    limit = Math.max(2, Math.ceil(2 * largest(input)) / 2);
   }
   drawInput();
   changed(true);

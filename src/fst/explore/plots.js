@@ -38,10 +38,13 @@ function sequential() {
 }
 
 /** Colours for values from low to high; symmetric about zero unless no value is negative. */
-export function colourScale(largest, signed) {
-  const size = largest || 1;
+export function colourScale(most, signed) {
+  const size = most || 1;
   return { low: signed ? -size : 0, high: size, table: signed ? diverging() : sequential() };
 }
+
+/** The largest absolute value. (Math.max(...values) ends where the call stack does.) */
+export const largest = (values) => values.reduce((size, v) => Math.max(size, Math.abs(v)), 0);
 
 export const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 

@@ -92,6 +92,8 @@ def make_app(explorer: Explorer, port: int) -> ASGIApp:
         return JSONResponse(explorer.describe())
 
     async def draw(request: Request) -> Response:
+        nonlocal newest
+        newest += 1  # whoever asks for another input waits for no answer to the last
         text = request.query_params.get("number", "")
         number = {"number": int(text) if text.isdecimal() and len(text) < 12 else None}
 
