@@ -26,6 +26,7 @@ COMMANDS = (
     "report",
     "records",
     "predict",
+    "explore",
     "demo",
     "compare",
     "search",
@@ -211,6 +212,32 @@ def predict(
         device=device,
         force=force,
         console=console,
+    )
+
+
+@app.command
+def explore(
+    run: Positional[str] = "burgers-single",
+    /,
+    *,
+    port: int = 8765,
+    recipe: str | None = None,
+    data: Path | None = None,
+    device: str | None = None,
+) -> None:
+    """Serve a page on this machine where one draws inputs and sees what a model predicts.
+
+    Args:
+        run: A run folder, a folder of save_pretrained, or the name of weights that ship with fst.
+        port: Port of the page, on 127.0.0.1 only; 0 takes a free one.
+        recipe: For weights outside a run folder: a recipe with the data they were trained on.
+        data: Your own points, where they are no longer where the run was trained.
+        device: cpu or cuda; a GPU where there is one.
+    """
+    from fst.commands import explore as explore_command
+
+    explore_command.explore(
+        run, port=port, recipe=recipe, data=data, device=device, console=console
     )
 
 

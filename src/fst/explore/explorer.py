@@ -1,0 +1,134 @@
+"""One model and one problem: refine once, query often.
+
+A new input is refined once; another grid or another number of neighbours only asks the same field
+again, and a solution that is known already is not solved again.
+"""
+
+import base64
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fst.base import parameter_count
+from fst.evaluation.protocol import measuring
+from fst.explore.problems import LARGEST_DRAW, Given, Problem, Proceed, whole_number
+from fst.field import Field
+from fst.kernels import fuse
+from fst.metrics import relative_l2
+from fst.operators import Operator, Output
+
+_QUERIES_AT_ONCE = 8192  # between two looks whether anybody still waits
+
+
+class Explorer:
+    """Answers the page's questions. For one thread."""
+
+    def __init__(self, model: Operator, problem: Problem, name: str) -> None:
+        self.model, self.problem, self.name = fuse(model).eval(), problem, name
+        self.device = next(model.parameters()).device
+        self.anchors: int | None = getattr(model, "anchor_count", None)
+        self._given: Given | None = None
+        self._output: Output | None = None
+        self._references: dict[int, Tensor] = {}
+
+    def describe(self) -> dict[str, Any]:
+        return self.problem.describe() | {
+            "name": self.name,
+            "model": type(self.model).__name__,
+            "parameters": parameter_count(self.model),
+            "anchors": self.anchors,
+            "grids": self.problem.grids,
+            "draws": LARGEST_DRAW,
+        }
+
+    def answer(self, asked: object, proceed: Proceed = lambda: None) -> dict[str, Any]:
+        """Prediction, reference and error for a request; ValueError where it asks for nonsense."""
+        if not isinstance(asked, Mapping):
+            raise ValueError("a request must be a JSON object")
+        level = whole_number(asked, "level", 0, len(self.problem.grids) - 1)
+        neighbors = None
+        if asked.get("neighbors") is not None:
+            neighbors = whole_number(asked, "neighbors", 1, self.anchors or 0)
+        given = self.problem.read(asked)
+        start = perf_counter()
+        with measuring(self.model):
+            output = self._refined(given, proceed)
+            refined = perf_counter()
+            grid = self.problem.grids[level]
+            queries = self.problem.queries(level)
+            prediction = self._decoded(output, queries, neighbors, proceed)[:, 0].reshape(grid)
+            known = self.problem.targets(given)
+            if known is not None:
+                at_targets = self._decoded(output, known.queries, neighbors, proceed)[None]
+        decoded = perf_counter()
+        reference = self._reference(given, level, proceed)
+        end = perf_counter()
+        if known is None:
+            error = relative_l2(
+                prediction.double().reshape(1, -1, 1), reference.double().reshape(1, -1, 1)
+            )
+        else:
+            error = relative_l2(at_targets, known.targets)
+        return {
+            "grid": grid,
+            "level": level,
+            "prediction": packed(prediction),
+            "reference": packed(reference),
+            "error": error.item(),
+            "anchors": anchors_of(output),
+            "seconds": {
+                "refine": refined - start,
+                "decode": decoded - refined,
+                "reference": end - decoded,
+            },
+        }
+
+    def _refined(self, given: Given, proceed: Proceed) -> Output:
+        if self._output is None or given != self._given:
+            proceed()
+            observations = self.problem.observe(given)
+            proceed()
+            self._given, self._output = None, None  # nothing half-made where this fails
+            self._references = {}
+            self._output = self.model(observations.to(self.device))
+            self._given = given
+        return self._output
+
+    def _decoded(
+        self, output: Output, queries: Tensor, neighbors: int | None, proceed: Proceed
+    ) -> Tensor:
+        parts = []
+        for part in queries.to(self.device).split(_QUERIES_AT_ONCE, dim=1):
+            proceed()
+            values = output(part, neighbors) if isinstance(output, Field) else output(part)
+            parts.append(values[0].cpu())
+        prediction = torch.cat(parts)
+        if not bool(prediction.isfinite().all()):
+            raise ValueError("the model's prediction is NaN or infinite")
+        return prediction  # q c
+
+    def _reference(self, given: Given, level: int, proceed: Proceed) -> Tensor:
+        if level not in self._references:
+            self._references[level] = self.problem.reference(given, level, proceed)
+        return self._references[level]
+
+
+def anchors_of(output: Output) -> dict[str, str] | None:
+    """Anchors in the unit box, for models that have them."""
+    if not isinstance(output, Field):
+        return None
+    found = output.unit_anchors
+    return {
+        "positions": packed(found.positions[0]),
+        "length_scales": packed(found.length_scales[0]),
+    }
+
+
+def packed(values: Tensor) -> str:
+    """Little-endian float32 in base64, which a browser reads without parsing numbers."""
+    numbers = values.detach().float().cpu().contiguous().numpy().astype(np.dtype("<f4"))
+    return base64.b64encode(numbers.tobytes()).decode()

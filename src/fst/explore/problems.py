@@ -1,0 +1,309 @@
+"""What the page can ask about: what is observed, where the field is shown, what is true there.
+
+Enters: a request from the page, which is checked before anything is computed. Leaves: observations
+for the model, queries, and the reference solution at these queries. Coordinates of the page are
+those of the unit box; `describe` says what its axes mean.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fst.data import BurgersData, DarcyData, burgers, darcy
+from fst.data.cole_hopf import exact_solution
+from fst.data.point_samples import PointSamples
+from fst.data.samples import Batch
+from fst.data.views import (
+    boundary_observation_indices,
+    index_coordinates,
+    index_product,
+    subset_indices,
+)
+from fst.types import Observations
+
+Proceed = Callable[[], None]
+"""Called now and then; raises when nobody waits for the answer any more."""
+
+# Random inputs lie this far down the stream of samples, behind all that a run trains on.
+FIRST_DRAW = 10**9
+LARGEST_DRAW = 10**6
+LARGEST_VALUE = 10.0
+_TIMES_AT_ONCE = 8
+_DISTANCES_AT_ONCE = 2**22
+# Intervals of the solver's grid, for each of Darcy's grids. The painted coefficient has the steps
+# of the data's grid: finer intervals bring its solution no nearer to that of a smooth interface.
+_INTERVALS = (128, 512)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A checked input: all numbers that the page sent, and the viscosity where there is one."""
+
+    numbers: tuple[float, ...]
+    viscosity: float | None = None
+
+
+def whole_number(asked: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    value = asked.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name} must be a whole number from {low} to {high}")
+    return value
+
+
+def real_number(value: object, name: str, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ValueError(f"{name} must be a number from {low:g} to {high:g}")  # nor is NaN
+    return float(value)
+
+
+class Problem(ABC):
+    """One kind of data: what the page draws, the model observes and the solver solves."""
+
+    grids: tuple[tuple[int, int], ...]
+    """Where the field is shown: coarse while the input is dragged, then finer."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What the page must know."""
+
+    @abstractmethod
+    def draw(self, number: int) -> str | list[float]:
+        """A random input of the data's law, as the page sends it back."""
+
+    @abstractmethod
+    def read(self, asked: Mapping[str, Any]) -> Given:
+        """The input of a request; ValueError where it is not one."""
+
+    @abstractmethod
+    def observe(self, given: Given) -> Observations:
+        """What the model is told."""
+
+    @abstractmethod
+    def queries(self, level: int) -> Float[Tensor, "1 q 2"]:
+        """The points of `grids[level]`, the last axis running fastest."""
+
+    @abstractmethod
+    def reference(self, given: Given, level: int, proceed: Proceed) -> Float[Tensor, "h w"]:
+        """The solution on `grids[level]`."""
+
+    def targets(self, given: Given) -> Batch | None:
+        """Where the truth is known, if that is not on the grids."""
+        del given
+        return None
+
+
+class BurgersProblem(Problem):
+    """Draw u at time 0; the ends of the interval are observed as well, as in the data."""
+
+    def __init__(self, data: BurgersData) -> None:
+        self.data = data
+        sizes = ((41, 96), (101, 256), data.grid)
+        smaller = ((min(t, data.times), min(x, data.points)) for t, x in sizes)
+        self.grids = tuple(dict.fromkeys(smaller))
+        self.times = burgers.saved_times(data.times, data.final_time)
+        self.cells = burgers.cell_centers(data.points)
+
+    def describe(self) -> dict[str, Any]:
+        low, high = min(self.data.viscosities), max(self.data.viscosities)
+        return {
+            "kind": "burgers",
+            "title": "Burgers",
+            "reference": "Exact (Cole–Hopf)",
+            "axes": [
+                {"name": "time t", "low": 0, "high": self.data.final_time},
+                {"name": "space x", "low": self.cells[0].item(), "high": self.cells[-1].item()},
+            ],
+            "points": self.data.points,
+            "viscosity": {"low": low, "high": high, "free": self.data.condition},
+        }
+
+    def draw(self, number: int) -> list[float]:
+        initial = burgers.sample_initial(
+            1, self.data.points, self.data.seed, start=FIRST_DRAW + number
+        )
+        return [round(value, 6) for value in initial[0].tolist()]
+
+    def read(self, asked: Mapping[str, Any]) -> Given:
+        values, points = asked.get("input"), self.data.points
+        if not isinstance(values, list) or len(values) != points:
+            raise ValueError(f"input must be a list of {points} numbers")
+        checked = tuple(real_number(v, "input", -LARGEST_VALUE, LARGEST_VALUE) for v in values)
+        low, high = min(self.data.viscosities), max(self.data.viscosities)
+        return Given(checked, real_number(asked.get("viscosity"), "viscosity", low, high))
+
+    def observe(self, given: Given) -> Observations:
+        where = boundary_observation_indices(*self.data.grid)
+        ends = self._solution(given, self.times[1:], self.cells[[0, -1]])  # t 2
+        values = torch.cat([torch.tensor(given.numbers), ends.flatten().float()])
+        condition = torch.tensor([[given.viscosity]]) if self.data.condition else None
+        return Observations(
+            index_coordinates(where, self.data.grid)[None], values[None, :, None], condition
+        )
+
+    def queries(self, level: int) -> Float[Tensor, "1 q 2"]:
+        return index_coordinates(index_product(self._held(level)), self.data.grid)[None]
+
+    def reference(self, given: Given, level: int, proceed: Proceed) -> Float[Tensor, "h w"]:
+        rows, columns = self._held(level)
+        parts = []
+        for part in rows.split(_TIMES_AT_ONCE):
+            proceed()
+            parts.append(self._solution(given, self.times[part], self.cells[columns]))
+        return torch.cat(parts)
+
+    def _held(self, level: int) -> tuple[Tensor, Tensor]:
+        rows, columns = map(subset_indices, self.data.grid, self.grids[level])
+        return rows, columns
+
+    def _solution(self, given: Given, times: Tensor, positions: Tensor) -> Float[Tensor, "t q"]:
+        initial = torch.tensor([given.numbers], dtype=torch.float64)
+        assert given.viscosity is not None
+        return exact_solution(initial, given.viscosity, times, positions)[0]
+
+
+class DarcyProblem(Problem):
+    """Paint where the coefficient is high, on the grid of the data."""
+
+    def __init__(self, data: DarcyData) -> None:
+        self.data = data
+        coarse = min(48, data.resolution)
+        self.grids = ((coarse, coarse), data.grid)
+        # The data's grid among the nodes i/fine: i = 1 + j · fine/resolution.
+        self.stride = data.fine / data.resolution
+        self.nodes = (1 + self.stride * torch.arange(data.resolution).double()) / data.fine
+
+    def describe(self) -> dict[str, Any]:
+        low, high = self.nodes[0].item(), self.nodes[-1].item()
+        return {
+            "kind": "darcy",
+            "title": "Darcy flow",
+            "reference": "Exact (solver)",
+            "axes": [{"name": name, "low": low, "high": high} for name in "yx"],
+            "points": self.data.resolution,
+            "coefficient": [darcy.LOW, darcy.HIGH],
+        }
+
+    def draw(self, number: int) -> str:
+        fine = darcy.sample_coefficient(
+            1, self.data.fine + 1, self.data.seed, start=FIRST_DRAW + number
+        )
+        high = darcy.subsample(fine == darcy.HIGH, self.data.resolution)
+        return "".join("1" if cell else "0" for cell in high.flatten().tolist())
+
+    def read(self, asked: Mapping[str, Any]) -> Given:
+        text, count = asked.get("input"), math.prod(self.data.grid)
+        if not isinstance(text, str) or len(text) != count or set(text) - {"0", "1"}:
+            raise ValueError(f"input must be a text of {count} digits 0 and 1")
+        return Given(tuple(darcy.HIGH if digit == "1" else darcy.LOW for digit in text))
+
+    def observe(self, given: Given) -> Observations:
+        everywhere = tuple(torch.arange(size) for size in self.data.grid)
+        where = index_coordinates(index_product(everywhere), self.data.grid)
+        return Observations(where[None], torch.tensor(given.numbers)[None, :, None])
+
+    def queries(self, level: int) -> Float[Tensor, "1 q 2"]:
+        held = tuple(map(subset_indices, self.data.grid, self.grids[level]))
+        return index_coordinates(index_product(held), self.data.grid)[None]
+
+    def reference(self, given: Given, level: int, proceed: Proceed) -> Float[Tensor, "h w"]:
+        proceed()
+        intervals = _INTERVALS[level]
+        painted = torch.tensor(given.numbers, dtype=torch.float64).reshape(self.data.grid)
+        places = torch.arange(intervals + 1) / intervals * self.data.fine
+        nearest = ((places - 1) / self.stride).round().long().clamp(0, self.data.resolution - 1)
+        solution = darcy.solve(painted[nearest][:, nearest][None], tolerance=1e-6)[0]
+        for _ in range(2):  # linear interpolation along the first axis, which then becomes the last
+            place = self.nodes[subset_indices(self.data.resolution, self.grids[level][0])]
+            place = place * intervals
+            left = place.long().clamp(max=intervals - 1)
+            share = (place - left)[:, None]
+            solution = ((1 - share) * solution[left] + share * solution[left + 1]).T
+        return solution
+
+
+class PointsProblem(Problem):
+    """A test sample of the user's own points on two axes: its sensors can be moved and removed.
+
+    An input is the sample's number, then position (in the unit box) and values of each sensor.
+    """
+
+    grids = ((48, 48), (128, 128))
+
+    def __init__(self, samples: PointSamples) -> None:
+        if samples.domain.axes != 2:
+            raise ValueError(
+                f"fst explore shows points on two axes, these have {samples.domain.axes}"
+            )
+        self.samples = samples
+        self.numbers_each = 2 + samples.value_channels
+
+    def describe(self) -> dict[str, Any]:
+        ends = zip("xy", self.samples.domain.low, self.samples.domain.high, strict=True)
+        return {
+            "kind": "points",
+            "title": "Own points",
+            "reference": "Nearest target",
+            "axes": [{"name": name, "low": low, "high": high} for name, low, high in ends],
+            "each": self.numbers_each,
+            "samples": len(self.samples),
+        }
+
+    def draw(self, number: int) -> list[float]:
+        row = number % len(self.samples)
+        given = self._batch(row).observations
+        sensors = torch.cat([self.samples.domain.to_unit(given.positions), given.values], dim=2)[0]
+        sensors = sensors if given.mask is None else sensors[given.mask[0]]
+        return [row, *sensors.flatten().tolist()]
+
+    def read(self, asked: Mapping[str, Any]) -> Given:
+        values, each = asked.get("input"), self.numbers_each
+        most = each * self.samples.observed.longest
+        if (
+            not isinstance(values, list)
+            or not each < len(values) <= 1 + most
+            or ((len(values) - 1) % each)
+        ):
+            raise ValueError(f"input must hold a sample and 1 to {most // each} sensors")
+        whole_number({"input": values[0]}, "input", 0, len(self.samples) - 1)
+        for place, value in enumerate(values[1:]):
+            low, high = (0.0, 1.0) if place % each < 2 else (-1e30, 1e30)
+            real_number(value, "input", low, high)
+        return Given(tuple(map(float, values)))
+
+    def observe(self, given: Given) -> Observations:
+        sensors = torch.tensor(given.numbers[1:]).reshape(1, -1, self.numbers_each)
+        condition = self._batch(int(given.numbers[0])).observations.condition
+        positions = self.samples.domain.from_unit(sensors[..., :2])
+        return Observations(positions, sensors[..., 2:], condition)
+
+    def queries(self, level: int) -> Float[Tensor, "1 q 2"]:
+        return self.samples.domain.from_unit(self._unit_grid(level)[None])
+
+    def reference(self, given: Given, level: int, proceed: Proceed) -> Float[Tensor, "h w"]:
+        batch = self.targets(given)
+        places = self.samples.domain.to_unit(batch.queries)[0]
+        nearest = []
+        for part in self._unit_grid(level).split(max(1, _DISTANCES_AT_ONCE // len(places))):
+            proceed()
+            nearest.append(torch.cdist(part, places).argmin(dim=1))
+        return batch.targets[0, torch.cat(nearest), 0].reshape(self.grids[level])
+
+    def targets(self, given: Given) -> Batch:
+        batch = self._batch(int(given.numbers[0]))
+        if batch.mask is None:
+            return batch
+        real = batch.mask[0]
+        return Batch(batch.observations, batch.queries[:, real], batch.targets[:, real])
+
+    def _batch(self, row: int) -> Batch:
+        return self.samples.batch(torch.tensor([row]))
+
+    def _unit_grid(self, level: int) -> Float[Tensor, "q 2"]:
+        everywhere = tuple(torch.arange(size) for size in self.grids[level])
+        return index_coordinates(index_product(everywhere), self.grids[level])

@@ -1,0 +1,156 @@
+"""The page over HTTP, for the browser of this machine alone.
+
+Listens on 127.0.0.1. Another host name (DNS rebinding) or another origin is refused, bodies are
+bounded, and one computation runs at a time: a request that a newer one has overtaken is dropped.
+"""
+
+import asyncio
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fst.explore.explorer import Explorer
+from fst.explore.problems import LARGEST_DRAW, whole_number
+
+ADDRESS = "127.0.0.1"
+LARGEST_BODY = 2**20
+PAGES = {"/": "index.html", "/explore.js": "explore.js", "/plots.js": "plots.js"}
+PAGES |= {"/explore.css": "explore.css"}
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class SupersededError(Exception):
+    """A newer request has come: nobody waits for this one."""
+
+
+class SameOrigin:
+    """Refuse requests that another page makes, or that reach us by another name."""
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self.app = app
+        self.hosts = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.lower().encode(), text.encode()) for name, text in HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        hosts = [value.lower() for name, value in headers if name == b"host"]
+        origins = [value.lower() for name, value in headers if name == b"origin"]
+        allowed = {f"http://{host}" for host in self.hosts}
+        if scope["type"] != "http" or len(hosts) != 1 or hosts[0] not in self.hosts:
+            refusal = JSONResponse({"error": "this page answers to its own address only"}, 403)
+            await refusal(scope, receive, send_with_headers)
+        elif not allowed.issuperset(origins):
+            refusal = JSONResponse({"error": "requests of other pages are refused"}, 403)
+            await refusal(scope, receive, send_with_headers)
+        else:
+            await self.app(scope, receive, send_with_headers)
+
+
+def make_app(explorer: Explorer, port: int) -> ASGIApp:
+    """The application; `port` is part of the only host names it answers to."""
+    worker = ThreadPoolExecutor(max_workers=1)  # one computation at a time
+    newest = 0
+
+    async def compute(work: Any, *arguments: Any) -> Response:
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(worker, work, *arguments)
+        except SupersededError:
+            return JSONResponse({"error": "a newer request has come"}, 409)
+        except ValueError as error:
+            return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse(found)
+
+    async def page(request: Request) -> Response:
+        return FileResponse(Path(__file__).parent / PAGES[request.url.path])
+
+    async def about(_: Request) -> Response:
+        return JSONResponse(explorer.describe())
+
+    async def draw(request: Request) -> Response:
+        nonlocal newest
+        newest += 1  # whoever asks for another input waits for no answer to the last
+        text = request.query_params.get("number", "")
+        number = {"number": int(text) if text.isdecimal() and len(text) < 12 else None}
+
+        def work() -> dict[str, Any]:
+            chosen = whole_number(number, "number", 0, LARGEST_DRAW)
+            return {"input": explorer.problem.draw(chosen)}
+
+        return await compute(work)
+
+    async def answer(request: Request) -> Response:
+        nonlocal newest
+        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+            return JSONResponse({"error": "a request must be JSON"}, 415)
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > LARGEST_BODY:
+                return JSONResponse({"error": f"at most {LARGEST_BODY} bytes"}, 413)
+        try:
+            asked = json.loads(body)
+        except (ValueError, RecursionError):
+            return JSONResponse({"error": "a request must be JSON"}, 400)
+        newest += 1
+        mine = newest
+
+        def proceed() -> None:
+            if mine != newest:
+                raise SupersededError
+
+        return await compute(explorer.answer, asked, proceed)
+
+    routes = [Route(path, page) for path in PAGES]
+    routes += [Route("/about", about), Route("/draw", draw)]
+    routes += [Route("/answer", answer, methods=["POST"])]
+    return SameOrigin(Starlette(routes=routes), port)
+
+
+def listen(port: int) -> socket.socket:
+    """A socket of this machine alone; port 0 takes a free one."""
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port must be from 0 to 65535, got {port}")
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((ADDRESS, port))
+    except OSError as error:
+        listener.close()
+        raise ValueError(
+            f"port {port} cannot be used ({error.strerror}); another one: --port N, or --port 0"
+        ) from None
+    return listener
+
+
+def serve(explorer: Explorer, listener: socket.socket) -> None:
+    """Answer until interrupted."""
+    app = make_app(explorer, listener.getsockname()[1])
+    config = uvicorn.Config(
+        app, log_level="warning", ws="none", timeout_graceful_shutdown=2, server_header=False
+    )
+    uvicorn.Server(config).run(sockets=[listener])

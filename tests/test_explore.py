@@ -1,0 +1,442 @@
+"""`fst explore`: what it answers, what it refuses, and the page in a browser."""
+
+import base64
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fst
+from fst.cli import main
+from fst.commands.explore import make_explorer, problem_of, warm_up
+from fst.data import BurgersData, DarcyData, PointSample, burgers, darcy, write_points
+from fst.data.point_samples import PointSamples, Ragged
+from fst.explore.explorer import Explorer
+from fst.explore.problems import BurgersProblem, DarcyProblem, Given, PointsProblem
+from fst.recipes import find
+
+BURGERS = BurgersData(viscosities=(0.01, 0.1), condition=True, points=128, times=51)
+DARCY = DarcyData(resolution=16, fine=64, training=2, validation=1, test=1, training_file=3)
+SMALL = {
+    "width": 16,
+    "heads": 2,
+    "fourier_bands": 4,
+    "rows": (4,),
+    "anchors_per_row": 4,
+    "predictor_width": 8,
+    "predictor_heads": 2,
+    "predictor_blocks": 1,
+    "refinement_steps": 2,
+    "points_from_anchors": 4,
+    "points_from_sobol": 4,
+}
+
+
+def small_model(condition: int = 0) -> fst.FunctionSpaceTransformer:
+    config = fst.FunctionSpaceConfig(
+        **SMALL, condition_channels=condition, log_condition=bool(condition)
+    )
+    return fst.FunctionSpaceTransformer(config)
+
+
+def save_run(folder: Path, name: str, data: Any, condition: int = 0) -> Path:
+    """A run folder as training leaves it, as far as the page reads it."""
+    model = small_model(condition)
+    model.save_pretrained(folder / "best")
+    recipe = replace(find(name), data=data, model=model.config)
+    (folder / "recipe.json").write_text(json.dumps(recipe.to_json()))
+    return folder
+
+
+def own_points() -> PointsProblem:
+    """Two samples of 5 and 3 sensors on a domain of its own; u = x there."""
+    domain = fst.Domain((-1.0, 0.0), (3.0, 2.0))
+    low, high = torch.tensor(domain.low), torch.tensor(domain.high)
+
+    def ragged(*sizes: int) -> Ragged:
+        positions = low + torch.rand(sum(sizes), 2) * (high - low)
+        return Ragged.of(positions, positions[:, :1].clone(), torch.tensor(sizes))
+
+    return PointsProblem(PointSamples(domain, ragged(5, 3), ragged(40, 30)))
+
+
+def points_explorer() -> Explorer:
+    config = fst.FunctionSpaceConfig(**SMALL, low=(-1.0, 0.0), high=(3.0, 2.0))
+    return Explorer(fst.FunctionSpaceTransformer(config), own_points(), "own")
+
+
+@pytest.fixture
+def explorer() -> Explorer:
+    return Explorer(small_model(condition=1), BurgersProblem(BURGERS), "tiny")
+
+
+def question(explorer: Explorer, **changes: Any) -> dict[str, Any]:
+    asked = {"input": explorer.problem.draw(3), "level": 0, "neighbors": None, "viscosity": 0.05}
+    return asked | changes
+
+
+def unpacked(answer: dict[str, Any], name: str) -> np.ndarray:
+    values = np.frombuffer(base64.b64decode(answer[name]), "<f4")
+    return values.reshape(answer["grid"])
+
+
+def test_burgers_observations_are_those_of_the_data(tmp_path: Path) -> None:
+    data = replace(BURGERS, training=2, validation=1, test=2)
+    data.prepare(tmp_path)
+    samples = data.load_test(tmp_path).samples
+    stored = samples.batch(torch.tensor([1]))  # ν = 0.1, which this grid resolves
+    values = stored.observations.values[0, : data.points, 0].tolist()
+    made = BurgersProblem(data).observe(Given(tuple(values), 0.1))
+    assert torch.equal(made.positions, stored.observations.positions)
+    assert torch.equal(made.condition, stored.observations.condition)
+    assert torch.allclose(made.values, stored.observations.values, atol=0.03)
+
+
+def test_burgers_reference_is_the_solution() -> None:
+    problem = BurgersProblem(BURGERS)
+    initial = torch.sin(2 * math.pi * burgers.cell_centers(128))
+    found = problem.reference(Given(tuple(initial.tolist()), 0.1), 1, lambda: None)
+    solved = burgers.solve(initial[None], 0.1, problem.times)[0]
+    assert found.shape == problem.grids[1] == (51, 128)
+    assert (found - solved).norm() < 0.01 * solved.norm()
+    assert torch.allclose(found[0], initial)
+
+
+def test_darcy_reference_is_the_solution_at_the_nodes_of_the_data() -> None:
+    problem = DarcyProblem(DARCY)
+    coefficient = torch.full((1, 65, 65), darcy.LOW).double()
+    given = problem.read({"input": "0" * 256})
+    solved = darcy.subsample(darcy.solve(coefficient), 16)[0]
+    found = problem.reference(given, 1, lambda: None)
+    assert (found - solved).norm() < 1e-3 * solved.norm()
+
+
+def test_darcy_is_not_transposed() -> None:
+    problem = DarcyProblem(DARCY)
+    text = "".join("1" if row < 8 else "0" for row in range(16) for _ in range(16))
+    given = problem.read({"input": text})
+    found = problem.reference(given, 1, lambda: None)
+    assert found[:8].mean() < 0.5 * found[8:].mean()  # u is small where a is high
+    observed = problem.observe(given)
+    assert observed.values[0, 0, 0] == pytest.approx(darcy.HIGH)
+    assert observed.positions[0, 1].tolist() == pytest.approx([0, 1 / 15])
+
+
+def test_darcy_draws_are_of_the_law() -> None:
+    problem = DarcyProblem(DARCY)
+    text = problem.draw(0)
+    assert problem.draw(0) == text != problem.draw(1)
+    assert problem.read({"input": text}).numbers.count(darcy.HIGH) == text.count("1")
+
+
+def test_an_answer_holds_prediction_reference_error_and_anchors(explorer: Explorer) -> None:
+    answer = explorer.answer(question(explorer, level=1))
+    prediction, reference = unpacked(answer, "prediction"), unpacked(answer, "reference")
+    assert prediction.shape == (51, 128)
+    error = np.linalg.norm(prediction - reference) / np.linalg.norm(reference)
+    assert answer["error"] == pytest.approx(error, rel=1e-4)
+    assert len(base64.b64decode(answer["anchors"]["positions"])) == 16 * 2 * 4
+    assert json.dumps(answer)
+
+
+def test_the_prediction_is_the_model_s(explorer: Explorer) -> None:
+    asked = question(explorer)
+    answer = explorer.answer(asked)
+    given = explorer.problem.read(asked)
+    with torch.no_grad():
+        field = explorer.model(explorer.problem.observe(given))
+        expected = field(explorer.problem.queries(0)).reshape(answer["grid"])
+    assert np.allclose(unpacked(answer, "prediction"), expected.numpy(), atol=1e-5)
+
+
+def test_an_input_is_refined_once(explorer: Explorer) -> None:
+    refined = []
+    explorer.model.register_forward_hook(lambda *_: refined.append(1))
+    everything = explorer.answer(question(explorer))
+    fewer = explorer.answer(question(explorer, neighbors=2))
+    explorer.answer(question(explorer, level=1))
+    assert len(refined) == 1
+    assert fewer["reference"] == everything["reference"]
+    assert fewer["prediction"] != everything["prediction"]
+    explorer.answer(question(explorer, viscosity=0.02))
+    assert len(refined) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"level": 7},
+        {"level": True},
+        {"level": "0"},
+        {"neighbors": 0},
+        {"neighbors": 17},
+        {"neighbors": 1.5},
+        {"viscosity": None},
+        {"viscosity": float("nan")},
+        {"viscosity": 1e-9},
+        {"input": None},
+        {"input": [0.0] * 127},
+        {"input": [0.0] * 127 + [float("inf")]},
+        {"input": [0.0] * 127 + ["0"]},
+        {"input": [0.0] * 127 + [1e9]},
+    ],
+)
+def test_nonsense_is_refused_by_name(explorer: Explorer, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        explorer.answer(question(explorer, **changes))
+    with pytest.raises(ValueError, match="object"):
+        explorer.answer([1])
+
+
+def test_darcy_paint_is_checked() -> None:
+    problem = DarcyProblem(DARCY)
+    for text in (None, "01", "2" * 256, ["0"] * 256):
+        with pytest.raises(ValueError, match="256 digits"):
+            problem.read({"input": text})
+
+
+def test_own_points_are_observed_where_they_are_moved() -> None:
+    explorer = points_explorer()
+    problem = explorer.problem
+    drawn = problem.draw(3)
+    assert len(drawn) == 1 + 3 * 3
+    assert drawn[0] == 1
+    observed = problem.observe(problem.read({"input": drawn}))
+    assert torch.allclose(observed.positions[0, :, 0], observed.values[0, :, 0], atol=1e-5)
+    before = explorer.answer({"input": drawn, "level": 0})
+    moved = explorer.answer({"input": [*drawn[:1], 0.5, 0.5, *drawn[3:]], "level": 0})
+    assert moved["prediction"] != before["prediction"]
+    assert moved["reference"] == before["reference"]
+    assert explorer.answer({"input": drawn[:4], "level": 0})["error"] > 0
+
+
+def test_own_points_are_scored_at_their_targets() -> None:
+    explorer = points_explorer()
+    drawn = explorer.problem.draw(1)
+    known = explorer.problem.targets(explorer.problem.read({"input": drawn}))
+    assert known is not None
+    assert known.targets.shape == (1, 30, 1)
+    with torch.no_grad():
+        field = explorer.model(explorer.problem.observe(Given(tuple(drawn))))
+        prediction = field(known.queries)
+    error = (prediction - known.targets).norm() / known.targets.norm()
+    answer = explorer.answer({"input": drawn, "level": 0})
+    assert answer["error"] == pytest.approx(error.item(), rel=1e-4)
+
+
+def test_own_points_are_checked() -> None:
+    problem = own_points()
+    drawn = problem.draw(0)
+    for wrong in (
+        [],
+        [0],
+        [2, *drawn[1:]],
+        [0.5, *drawn[1:]],
+        drawn[:-1],
+        [*drawn, *drawn[1:]],
+        [0, 1.5, 0.5, 1.0],
+        [0, 0.5, 0.5, float("nan")],
+    ):
+        with pytest.raises(ValueError, match="input"):
+            problem.read({"input": wrong})
+
+
+def test_a_run_on_own_points_finds_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.h5"
+    generator = np.random.default_rng(0)
+    positions = generator.random((20, 12, 2)).astype(np.float32)
+    samples = [PointSample(p, p[:, :1], p, p[:, 1:] + 1) for p in positions]
+    write_points(file, samples, fst.Domain.unit(2))
+    model = small_model()
+    model.save_pretrained(tmp_path / "run" / "best")
+    recipe = replace(find("own/fst"), model=model.config)
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps(recipe.to_json()))
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"data": str(file)}))
+    explorer = make_explorer(str(tmp_path / "run"), device="cpu")
+    warm_up(explorer)
+    assert explorer.describe()["samples"] == 2
+
+
+def test_run_folders_and_saved_models_are_found(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", "darcy/fst", DARCY)
+    explorer = make_explorer(str(run), device="cpu")
+    warm_up(explorer)
+    assert explorer.describe()["kind"] == "darcy"
+    assert explorer.describe()["name"] == "run"
+    with pytest.raises(ValueError, match="--recipe"):
+        make_explorer(str(run / "best"))
+    named = make_explorer(str(run / "best"), "burgers-single/fst", device="cpu")
+    assert named.describe()["kind"] == "burgers"
+
+
+@pytest.mark.parametrize("name", ["burgers-single", "darcy"])
+def test_a_shipped_name_has_a_clear_message(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    monkeypatch.chdir(tmp_path)
+    assert main(["explore", name]) == 2
+    assert "do not ship with this version" in capsys.readouterr().err
+
+
+def test_data_without_a_page_have_a_clear_message() -> None:
+    with pytest.raises(ValueError, match="not imagenet/fst"):
+        problem_of(find("imagenet/fst"), Path("run"))
+
+
+def test_the_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["explore", "anything"]) == 2
+    assert "pip install 'function-space-transformer[explore]'" in capsys.readouterr().err
+
+
+HOME = "http://127.0.0.1:8765"
+
+
+@pytest.fixture
+def client(explorer: Explorer) -> Any:
+    pytest.importorskip("uvicorn")
+    testing = pytest.importorskip("starlette.testclient")
+    from fst.explore.server import make_app
+
+    return testing.TestClient(make_app(explorer, 8765), base_url=HOME)
+
+
+def test_the_page_its_parts_and_an_answer(client: Any, explorer: Explorer) -> None:
+    for path, kind in (("/", "html"), ("/explore.js", "javascript"), ("/explore.css", "css")):
+        response = client.get(path)
+        assert response.status_code == 200
+        assert kind in response.headers["content-type"]
+        assert "default-src 'self'" in response.headers["content-security-policy"]
+    about = client.get("/about").json()
+    assert about["anchors"] == 16
+    drawn = client.get("/draw?number=3").json()["input"]
+    assert drawn == explorer.problem.draw(3)
+    response = client.post("/answer", json=question(explorer), headers={"Origin": HOME})
+    assert response.status_code == 200
+    assert response.json()["grid"] == list(explorer.problem.grids[0])
+
+
+def test_nothing_comes_from_another_host() -> None:
+    folder = Path(fst.__file__).parent / "explore"
+    for name in ("index.html", "explore.js", "plots.js", "explore.css"):
+        assert "//" not in (folder / name).read_text().replace("// ", "")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "example.com"},
+        {"Host": "example.com:8765"},
+        {"Host": "127.0.0.1:80"},
+        {"Host": "127.0.0.1"},
+        {"Origin": "http://example.com"},
+        {"Origin": "null"},
+        {"Origin": "https://127.0.0.1:8765"},
+        {"Origin": "http://127.0.0.1:8766"},
+    ],
+)
+def test_other_hosts_and_origins_are_refused(
+    client: Any, explorer: Explorer, headers: dict[str, str]
+) -> None:
+    assert client.get("/about", headers=headers).status_code == 403
+    assert client.post("/answer", json=question(explorer), headers=headers).status_code == 403
+    assert client.get("/about", headers={"Host": "localhost:8765"}).status_code == 200
+
+
+def test_bad_requests_have_a_status_and_a_reason(client: Any, explorer: Explorer) -> None:
+    json_headers = {"Content-Type": "application/json"}
+    for body, status in (
+        (b"{", 400),
+        (b"[" * 100_000, 400),
+        (b"\xff", 400),
+        (b"[]", 400),
+        (b"{}", 400),
+        (b" " * 2**21, 413),
+    ):
+        response = client.post("/answer", content=body, headers=json_headers)
+        assert (response.status_code, "error" in response.json()) == (status, True)
+    text = json.dumps(question(explorer))
+    assert client.post("/answer", content=text).status_code == 415
+    assert client.get("/answer").status_code == 405
+    for number in ("", "-1", "x", "9" * 400, "1000001", "²"):
+        assert client.get("/draw", params={"number": number}).status_code == 400
+    assert client.get("/../problems.py").status_code == 404
+
+
+@contextmanager
+def served(explorer: Explorer) -> Iterator[str]:
+    """The page in another thread, on a free port."""
+    uvicorn = pytest.importorskip("uvicorn")
+    pytest.importorskip("starlette")
+    from fst.explore.server import listen, make_app
+
+    with listen(0) as listener:
+        port = listener.getsockname()[1]
+        server = uvicorn.Server(uvicorn.Config(make_app(explorer, port), log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join(20)
+
+
+def test_a_newer_request_overtakes_those_that_wait(explorer: Explorer) -> None:
+    httpx = pytest.importorskip("httpx")
+    started, go_on = threading.Event(), threading.Event()
+    solve = explorer.problem.reference
+
+    def slowly(given: Any, level: int, proceed: Any) -> torch.Tensor:
+        started.set()
+        go_on.wait(20)
+        proceed()
+        return solve(given, level, proceed)
+
+    explorer.problem.reference = slowly  # type: ignore[method-assign]
+    found: dict[str, int] = {}
+    with served(explorer) as address:
+
+        def send(name: str, viscosity: float) -> None:
+            body = question(explorer, viscosity=viscosity)
+            found[name] = httpx.post(f"{address}/answer", json=body, timeout=30).status_code
+
+        threads = []
+        for place, name in enumerate(("running", "waiting", "newest")):
+            threads.append(threading.Thread(target=send, args=(name, 0.02 + 0.01 * place)))
+            threads[-1].start()
+            assert started.wait(20)
+            time.sleep(0.3)
+        go_on.set()
+        for thread in threads:
+            thread.join(30)
+    assert found == {"running": 409, "waiting": 409, "newest": 200}
+
+
+def test_a_port_in_use_is_named() -> None:
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    from fst.explore.server import listen
+
+    with listen(0) as listener:
+        listener.listen()
+        with pytest.raises(ValueError, match="--port"):
+            listen(listener.getsockname()[1])
+        assert listener.getsockname()[0] == "127.0.0.1"
+    with pytest.raises(ValueError, match="65535"):
+        listen(70000)
