@@ -1,7 +1,5 @@
 """What fast modules take, and in which parts they work. What they compute: `test_modules`."""
 
-import inspect
-
 import pytest
 import torch
 from torch import nn
@@ -152,13 +150,12 @@ def test_weights_are_packed_once_for_all_steps(monkeypatch):
 
 def test_the_compiler_sees_through_the_packing():
     layer = nn.Linear(3, 3)
-    of = inspect.unwrap(PackedWeights.of)  # the compiler does not look into checked annotations
 
     @torch.compile(fullgraph=True, backend="eager")
     def run(x):
         packed = PackedWeights()
         for _ in range(3):
-            x = x @ of(packed, (layer,), lambda: layer.weight.exp())
+            x = x @ packed.of((layer,), lambda: layer.weight.exp())
         return x
 
     x = torch.randn(2, 3)

@@ -1,14 +1,9 @@
 """Rows beside all tokens: values and gradients, compiled or not, and what the compiler sees."""
 
-import inspect
-
 import pytest
 import torch
 
-from fst.kernels import modules
-
-# The compiler does not look into checked annotations.
-rows_and_tokens = inspect.unwrap(modules.rows_and_tokens)
+from fst.kernels.modules import rows_and_tokens
 
 
 def chained(tokens, indices, weight):
