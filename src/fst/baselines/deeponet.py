@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fst.baselines.inputs import InputLinear, check_sizes
+from fst.baselines.inputs import InputLinear
 from fst.baselines.outputs import ChunkedOutput
+from fst.config import check_sizes
 from fst.evaluation_points import PointDraws
 from fst.operators import Operator
 from fst.types import Domain, Observations, check_fields
@@ -36,7 +37,7 @@ class DeepONetConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_sizes(observations=self.observations)
+        check_sizes(self, observations=1)
         for name in ("branch", "trunk"):
             widths = getattr(self, name)
             if not widths or any(width < 1 for width in widths):

@@ -1,24 +1,10 @@
-"""What the baselines do alike with observations: padding, first layers, and sizes of a model."""
+"""What the baselines do alike with observations: padding and first layers."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fst.types import Domain, Observations
-
-
-def check_sizes(**sizes: int) -> None:
-    """Raise unless every named size is at least one."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
-
-
-def check_heads(width: int, heads: int) -> None:
-    """Raise unless the heads share the width evenly."""
-    check_sizes(width=width, heads=heads)
-    if width % heads:
-        raise ValueError(f"width must be a multiple of heads, got {width} and {heads}")
+from fst.types import Domain, Observations, product_dtype
 
 
 def without_padding(
@@ -45,12 +31,4 @@ class InputLinear(nn.Linear):
     def forward(self, inputs: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
         with torch.autocast(inputs.device.type, enabled=False):
             outputs = super().forward(inputs)
-        return rounded_like_autocast(outputs)
-
-
-def rounded_like_autocast(outputs: Tensor) -> Tensor:
-    """In the dtype that a product would have here: nothing after it should need more memory."""
-    device = outputs.device.type
-    if not torch.is_autocast_enabled(device):
-        return outputs
-    return outputs.to(torch.get_autocast_dtype(device))
+        return outputs.to(product_dtype(outputs))

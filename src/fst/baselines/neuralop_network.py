@@ -19,7 +19,7 @@ from neuralop.layers.spectral_convolution import SpectralConv
 from neuralop.models import FNO
 from torch import Tensor, nn
 
-from fst.baselines.inputs import rounded_like_autocast
+from fst.types import product_dtype
 
 OddAxes = Literal["published", "mended"]
 
@@ -74,7 +74,7 @@ class InputConv(nn.Conv1d):
     def forward(self, channels: Float[Tensor, "b i g"]) -> Float[Tensor, "b o g"]:
         with torch.autocast(channels.device.type, enabled=False):
             outputs = super().forward(channels)
-        return rounded_like_autocast(outputs)
+        return outputs.to(product_dtype(outputs))
 
 
 def build_network(

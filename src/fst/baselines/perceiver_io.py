@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from fst.baselines.inputs import check_heads, check_sizes, without_padding
+from fst.baselines.inputs import without_padding
 from fst.baselines.outputs import ChunkedOutput
+from fst.config import check_heads, check_sizes
 from fst.evaluation_points import PointDraws
 from fst.model import ConditionEncoder
 from fst.nn import MLP, Attention, FourierFeatures, Spacing
@@ -50,13 +51,16 @@ class PerceiverIOConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_sizes(
-            value_channels=self.value_channels,
-            output_channels=self.output_channels,
-            latents=self.latents,
-            layers=self.layers,
-            fourier_bands=self.fourier_bands,
+            self,
+            value_channels=1,
+            output_channels=1,
+            width=1,
+            heads=1,
+            latents=1,
+            layers=1,
+            fourier_bands=1,
         )
-        check_heads(self.width, self.heads)
+        check_heads(self, "width", "heads")
         _ = self.domain  # low and high are checked here, not when the model is built
 
     @property

@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fst.baselines.inputs import check_heads, check_sizes, without_padding
+from fst.baselines.inputs import without_padding
 from fst.baselines.outputs import GridOutput, check_observed_once, observed_cells, place_on_grid
 from fst.baselines.physics_attention import PointNetwork
+from fst.config import check_heads, check_sizes
 from fst.evaluation_points import PointDraws
 from fst.operators import Operator, Output
 from fst.types import Domain, Observations, check_fields, check_queries
@@ -41,13 +42,8 @@ class TransolverConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_sizes(
-            value_channels=self.value_channels,
-            output_channels=self.output_channels,
-            layers=self.layers,
-            slices=self.slices,
-        )
-        check_heads(self.width, self.heads)
+        check_sizes(self, value_channels=1, output_channels=1, width=1, heads=1, layers=1, slices=1)
+        check_heads(self, "width", "heads")
         _ = self.domain  # low and high are checked here, not when the model is built
 
     @property
