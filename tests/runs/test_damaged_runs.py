@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import safetensors.torch
 
 from fst.cli import USER_ERROR, main
 from fst.training import NonFiniteError, TrainingError, checkpoint
+from fst.training.records import Records
+from fst.training.run_folder import RunFolder
 from fst.training.trainer import Trainer
 from tiny import BURGERS, MODEL, TRAINING
 from training_fakes import WaveSamples, tiny_settings, tiny_train
@@ -182,6 +185,29 @@ def test_a_folder_that_is_moved_ends_the_run(tmp_path, monkeypatch, step, tensor
     with pytest.raises(TrainingError, match="run was moved or removed while the run was at work"):
         tiny_train(tmp_path / "run", tiny_settings(tensorboard=tensorboard, log_every=4))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_writer_whose_folder_is_gone_is_quiet(tmp_path, monkeypatch):
+    """TensorBoard's thread may write in the instant that a folder is moved; others' errors show."""
+    seen = []
+    monkeypatch.setattr(threading, "excepthook", seen.append)
+    folder = RunFolder.create(tmp_path / "run", {}, {})
+    with Records(folder, tiny_settings(tensorboard=False), 0):
+
+        def fail(error: Exception) -> None:
+            raise error
+
+        for gone in (False, True):
+            if gone:
+                shutil.rmtree(folder.path)
+            else:
+                folder.tensorboard.mkdir()
+            for error in (FileNotFoundError("events"), KeyError("other")):
+                thread = threading.Thread(target=fail, args=(error,))
+                thread.start()
+                thread.join()
+    assert [type(each.exc_value) for each in seen] == [FileNotFoundError, KeyError, KeyError]
+    assert threading.excepthook == seen.append
 
 
 def spoil(monkeypatch, step: int) -> None:

@@ -150,7 +150,7 @@ class Orthogonalizer:
             count = len(stack.members)
             # Where each number comes from; the last number of the vector will be zero.
             source = torch.full((count, stack.rows, stack.columns), total)
-            place = before + torch.arange(source.numel()).view(source.shape)
+            index = before + torch.arange(source.numel()).view(source.shape)
             scale = torch.empty(count, 1, 1)
             for number, member in enumerate(stack.members):
                 rows, columns = shapes[member]
@@ -158,7 +158,7 @@ class Orthogonalizer:
                 own = own.view(rows, columns)
                 own = own if rows <= columns else own.mT
                 source[number, : own.shape[0], : own.shape[1]] = own
-                back[own] = place[number, : own.shape[0], : own.shape[1]]
+                back[own] = index[number, : own.shape[0], : own.shape[1]]
                 scale[number] = 0.2 * math.sqrt(max(rows, columns))
             before += source.numel()
             self._sources.append(source.to(device))

@@ -5,6 +5,7 @@ A resumed run first forgets what was recorded after its checkpoint, so each step
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -27,9 +28,17 @@ class Records:
         self._wandb = _wandb(folder) if settings.wandb else None
 
     def __enter__(self) -> Self:
+        self._hook, threading.excepthook = threading.excepthook, self._report
         return self
 
+    def _report(self, error: threading.ExceptHookArgs) -> None:
+        """TensorBoard writes in a thread, whose errors nobody catches. Where the folder is gone,
+        the run itself says so in one line."""
+        if not (isinstance(error.exc_value, OSError) and not self.folder.tensorboard.is_dir()):
+            self._hook(error)
+
     def __exit__(self, *_: object) -> None:
+        threading.excepthook = self._hook
         self._file.close()
         if self._tensorboard is not None and self.folder.tensorboard.is_dir():
             self._tensorboard.close()
@@ -38,7 +47,7 @@ class Records:
 
     def add(self, kind: str, step: int, values: dict[str, float]) -> None:
         """Record numbers of one step; `kind` is "training" or "validation"."""
-        self.folder.require_there()  # TensorBoard writes in a thread, whose errors nobody catches
+        self.folder.require_there()
         line = {"kind": kind, "step": step, **values}
         with clear_file_errors(self.folder.metrics):
             self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
