@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent / "helpers_hopper.py"
+SCRIPT = Path(__file__).parents[1] / "helpers" / "hopper_kernels.py"
 # Shared memory of a multiprocessor that one program may have, in bytes.
 SHARED = 227 * 1024
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fst.rbf import rbf_weights
-from kernels.helpers import DEVICE, HALF, relative
+from kernel_examples import DEVICE, HALF, relative
 
 anchor_blend = pytest.importorskip("fst.kernels.anchor_blend")
 ROUNDING = 8e-3 if DEVICE == "cuda" else 1e-3

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from kernels.helpers import DEVICE, FINEST, HALF, on_hopper, relative
+from kernel_examples import DEVICE, FINEST, HALF, on_hopper, relative
 
 attention = pytest.importorskip("fst.kernels.attention")
 launch = pytest.importorskip("fst.kernels.launch")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fst.rbf import rbf_weights
-from kernels.helpers import DEVICE, HALF, exact_blend, relative
+from kernel_examples import DEVICE, HALF, exact_blend, relative
 
 blend = pytest.importorskip("fst.kernels.blend")
 

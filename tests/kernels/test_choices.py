@@ -10,7 +10,7 @@ from fst.kernels import fuse, modules, unfuse
 from fst.kernels.modules import PackedWeights, normed_parameters, residual_feed, takes_tokens
 from fst.nn import FeedForward, PointMLP, ResidualFeedForward
 from fst.rbf import Blend
-from kernels.helpers import DEVICE, HALF, OnGPU
+from kernel_examples import DEVICE, HALF, OnGPU
 from small import config_on, small_model, some_observations
 
 blend = pytest.importorskip("fst.kernels.blend")

@@ -9,7 +9,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from kernels.helpers import (
+from kernel_examples import (
     DEVICE,
     FINEST,
     HALF,

@@ -17,7 +17,7 @@ from triton import OutOfResources
 
 from fst.kernels import feed_forward, launch
 from fst.kernels.launch import operator
-from kernels.helpers import OnGPU
+from kernel_examples import OnGPU
 
 
 @operator("fst_tests::scaled")

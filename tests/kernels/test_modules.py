@@ -355,7 +355,7 @@ torch.testing.assert_close(run(observations, queries), expected, rtol=1e-11, ato
 
 def test_a_fused_model_can_be_compiled():
     """In another process: the compiler does not look into checked annotations."""
-    folder = str(Path(__file__).parent.parent)
+    folder = str(Path(__file__).parents[1] / "helpers")
     words = [sys.executable, "-c", COMPILED]
     paths = os.pathsep.join([folder, *filter(None, sys.path)])
     subprocess.run(words, check=True, env=os.environ | {"PYTHONPATH": paths})

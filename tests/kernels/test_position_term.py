@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fst.nn import MLP, FourierFeatures
-from kernels.helpers import (
+from kernel_examples import (
     DEVICE,
     FINEST,
     HALF,

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from kernels.helpers import (
+from kernel_examples import (
     DEVICE,
     HALF,
     NORMED_SIZES,

@@ -23,7 +23,7 @@ from fst.kernels.weights import (
     transposed_product,
     weight_gradients,
 )
-from kernels.helpers import (
+from kernel_examples import (
     DEVICE,
     HALF,
     joined_heads,

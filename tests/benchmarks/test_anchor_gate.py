@@ -11,7 +11,7 @@ import torch
 
 from fst.data import burgers
 
-BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 TINY = "--device cpu --training 6 --validation 3 --cells 64 --times 21 --steps 2 --batch 2"
 TINY += " --queries 32 --width 32 --sizes 4x4 --viscosities 0.01 --seeds 0"
 

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_explore import BURGERS, DARCY, points_explorer, served, small_model
 
 from browser import CHROMIUM, browser
 from fst.explore.explorer import Explorer
 from fst.explore.problems import BurgersProblem, DarcyProblem, Problem
-from test_explore import BURGERS, DARCY, points_explorer, served, small_model
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 # Not FNO, which takes seconds to import.
 CHOSEN = ["fst", "transolver", "fast", "plain", "full", "weight", "MLPs", "field", "×"]
 CHOSEN += ["matrix", "copy", "step", "start", "medians"]

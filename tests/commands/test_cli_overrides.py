@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+from test_cli import run
 
 from fst.cli import USER_ERROR
-from test_cli import run
 from tiny import BURGERS, MODEL, TRAINING
 
 UNFIT = {

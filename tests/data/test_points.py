@@ -378,7 +378,7 @@ class TestBadFiles:
 
 
 def test_the_documented_example_works(tmp_path, monkeypatch, capsys):
-    text = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     example = text.split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "docs/data.md", "exec"), {})

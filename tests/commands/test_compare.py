@@ -442,7 +442,8 @@ def kill_in_the_middle(whole: Path, out: Path, data: Path, number: signal.Signal
     shutil.rmtree(out / "fst-seed1")
     path = os.pathsep.join(each for each in sys.path if each)
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(out), str(data)]
+    helpers = Path(__file__).parents[1] / "helpers"
+    words = [sys.executable, "-c", SCRIPT, str(helpers), str(out), str(data)]
     process = subprocess.Popen(
         words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

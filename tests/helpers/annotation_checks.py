@@ -19,7 +19,7 @@ from jaxtyping import install_import_hook
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
-SOURCE = Path(__file__).parents[1] / "src" / "fst"
+SOURCE = Path(__file__).parents[2] / "src" / "fst"
 # Their functions become GPU code from their source text, which a decorator would hide.
 UNCHECKED = {
     f"fst.kernels.{path.stem}"
