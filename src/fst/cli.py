@@ -397,7 +397,7 @@ def exit_code(error: Exception) -> int | None:
         print(f"fst: error: {one_line(error)}", file=sys.stderr)
         return USER_ERROR
     from fst.training.errors import Interrupted, TrainingError
-    from fst.training.processes import end
+    from fst.training.loop import end_processes
 
     if isinstance(error, TrainingError):
         print(f"fst: error: {one_line(error)}", file=sys.stderr)
@@ -405,7 +405,7 @@ def exit_code(error: Exception) -> int | None:
     if isinstance(error, Interrupted):
         if os.environ.get("RANK", "0") == "0":  # one voice for all processes
             print(f"fst: {one_line(error)}", file=sys.stderr)
-        end(INTERRUPTED)  # all stopped at the same step
+        end_processes(INTERRUPTED)  # all stopped at the same step
         return INTERRUPTED
     return None
 
@@ -419,9 +419,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_command(words)
         run(words)
-        from fst.training.processes import end
+        from fst.training.loop import end_processes
 
-        end(0)
+        end_processes(0)
     except KeyboardInterrupt:
         goes_on = words[:1] in (["data"], ["compare"], ["search"])
         hint = "; the same command goes on where it stopped" if goes_on else ""

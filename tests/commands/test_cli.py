@@ -284,7 +284,7 @@ def test_processes_end_at_once_where_all_of_them_end(monkeypatch, error, code, e
         if error is not None:
             raise error
 
-    monkeypatch.setattr("fst.training.processes.end", calls.append)
+    monkeypatch.setattr("fst.training.loop.end_processes", calls.append)
     monkeypatch.setattr("fst.commands.recipes.list_recipes", command)
     assert main(["recipes"]) == code
     assert calls == ended

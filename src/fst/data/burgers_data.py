@@ -16,14 +16,15 @@ from rich.console import Console
 from torch import Tensor
 
 from fst.data import burgers
-from fst.data.atomic import Law, package_version, publish, settle_existing, write_rows
 from fst.data.augmentation import PeriodicSamples
 from fst.data.errors import DataError
 from fst.data.pdebench import TrajectoryFile, file_name, open_trajectories, plan_trajectories
+from fst.data.row_writer import Law, package_version, settle_existing, write_rows
 from fst.data.samples import BurgersSamples, Samples
 from fst.data.source import DataSource
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
 from fst.data.views import boundary_observation_indices, index_coordinates, subset_indices
+from fst.io import publish
 from fst.terminal import Terminal
 from fst.types import check_fields
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fst.data import neuraloperator_files, pdebench, point_files, point_targets
-from fst.data.atomic import Law
 from fst.data.errors import DataError, reading_hdf5
+from fst.data.row_writer import Law
 from fst.data.splits import SPLITS, Partition
 
 _BLOCK_SAMPLES = 256

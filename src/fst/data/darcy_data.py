@@ -17,7 +17,6 @@ from rich.console import Console
 from torch import Tensor
 
 from fst.data import darcy
-from fst.data.atomic import Column, Law, Plan, package_version, settle_existing, write_rows
 from fst.data.augmentation import SquareSamples
 from fst.data.errors import DataError
 from fst.data.neuraloperator_files import (
@@ -28,6 +27,7 @@ from fst.data.neuraloperator_files import (
     open_reflected,
     reflected_name,
 )
+from fst.data.row_writer import Column, Law, Plan, package_version, settle_existing, write_rows
 from fst.data.samples import GridSamples, Samples
 from fst.data.source import DataSource
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at

@@ -20,8 +20,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fst.data.atomic import Law, Plan, first_not_finite, law_text, publish, read_law
 from fst.data.errors import DataError, reading, reading_hdf5, writing
+from fst.data.row_writer import Law, Plan, first_not_finite, law_text, read_law
+from fst.io import publish
 
 LAYOUT = "a NeuralOperator .pt file with x (samples, r, r) bool and y (samples, r, r) float32"
 REFLECTED = "a .pt file with x (samples, 4, r, r) bool, y (samples, 4, r, r) float32 and rows"

@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fst.data.atomic import Column, Law, Plan, first_not_finite, read_law
 from fst.data.errors import DataError, reading_hdf5
+from fst.data.row_writer import Column, Law, Plan, first_not_finite, read_law
 from fst.data.splits import SPLITS, Partition
 
 LAYOUT = "a PDEBench HDF5 file with tensor (samples, time, space), x-coordinate and t-coordinate"

@@ -20,7 +20,8 @@ from fst.evaluation.once import ROWS
 from fst.evaluation.rows import ACCURACIES, Row, read_rows
 from fst.evaluation.runs import RESULTS, read_json, read_starts, steady_rate
 from fst.evaluation.tables import NOTHING, Table, grid_name, number, unique
-from fst.pretrained import flat, to_json
+from fst.io import flat
+from fst.pretrained import to_json
 from fst.terminal import markdown, printable
 from fst.training.budget import Plan
 
