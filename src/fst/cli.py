@@ -15,6 +15,7 @@ from typing import Literal
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
+from fst.commands import data as data_commands
 from fst.terminal import Terminal, one_line, printable
 from fst.version import __version__
 
@@ -334,18 +335,8 @@ def search(
     )
 
 
-@data_app.command
-def check(path: Positional[Path], /) -> None:
-    """Read a data file, or every data file of a folder, from end to end and describe it.
-
-    Args:
-        path: The file or folder to read.
-    """
-    from fst.commands import data as data_commands
-
-    data_commands.check(path)
-
-
+for _command in (data_commands.burgers, data_commands.darcy, data_commands.check):
+    data_app.command(_command)
 app.command(data_app, name="data", help="Make or check data files.")
 
 
@@ -356,11 +347,6 @@ def run(words: Sequence[str]) -> None:
 
         train_recipe(words[1], words[2:], console=console)
         return
-    if words[:1] == ["data"]:
-        from fst.commands import data as data_commands
-
-        data_app.command(data_commands.burgers)
-        data_app.command(data_commands.darcy)
     app.cli(
         prog="fst",
         description="The Function-Space Transformer. fst --version prints its version.",

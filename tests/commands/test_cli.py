@@ -56,7 +56,7 @@ def test_the_search_offers_the_papers_numbers():
 def test_help_and_mistyped_commands_do_not_load_torch():
     """One process answers them all; loading torch takes longer than all of them."""
     mistakes = [["trian"], ["--quiet"], ["evaluate"]]
-    helps = [[name, "--help"] for name in COMMANDS if name != "data"]
+    helps = [[name, "--help"] for name in COMMANDS]
     asked = [[], ["--help"], ["--version"], *helps, *mistakes]
     script = f"""
 import sys
@@ -232,7 +232,7 @@ def test_an_interruption_is_one_line(capsys, monkeypatch, words, hint):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fst.commands.data.BurgersData.make", interrupted)
+    monkeypatch.setattr("fst.data.BurgersData.make", interrupted)
     monkeypatch.setattr("fst.commands.recipes.list_recipes", interrupted)
     code, _, err = run(capsys, *words)
     assert code == INTERRUPTED
