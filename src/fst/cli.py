@@ -25,6 +25,7 @@ COMMANDS = (
     "evaluate",
     "report",
     "records",
+    "results",
     "ship",
     "predict",
     "explore",
@@ -161,6 +162,27 @@ def records(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
         console.print(
             f"{record['run']}: {record['error']:.5f} after {record['seconds']:g} s of updates"
         )
+
+
+@app.command
+def results(
+    folder: Positional[Path] = Path("results"),
+    /,
+    *,
+    out: Path = Path("docs/results.md"),
+    readme: Path | None = None,
+) -> None:
+    """Write the page of results and its figures from the rows that are kept in a folder.
+
+    Args:
+        folder: Folder with records.json, comparisons, ablations and pdebench.
+        out: The page (Markdown); figures go into images beside it.
+        readme: A file with the two marks between which the short form is written.
+    """
+    from fst.commands.results import write_results
+
+    for path in write_results(folder, out, readme):
+        console.print(f"wrote {path}")
 
 
 @app.command
