@@ -180,7 +180,7 @@ MISTAKES = {
     ),
     "predict with a run that is not there": (
         "predict runs/nosuch --observations o.csv --queries 3x3 --out z.npz".split(),
-        "runs/nosuch: there is no such folder (a model on the Hugging Face hub is named hf://",
+        "runs/nosuch: there is no such folder, and the weights that ship with fst are ",
     ),
     "check nothing": (["data", "check", "no.hdf5"], "no.hdf5"),
     "device that is not there": (
