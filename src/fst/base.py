@@ -65,7 +65,9 @@ class Model(nn.Module, ABC):
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> Self:
-        """The model saved in a local folder or, by hf://owner/name, on the Hugging Face hub.
+        """The model saved in a local folder, shipped under a name, or on the Hugging Face hub.
+
+        A model on the hub is named hf://owner/name; `fst.pretrained.shipped` knows the names.
 
         Called on `Model` it loads any model; called on a class, only that class and its kin.
         """

@@ -100,6 +100,18 @@ def read_curves(path: Path) -> Curves:
     return Curves(tuple(loss), tuple(validation))
 
 
+def read_timed_curve(run: Path) -> tuple[tuple[float, float], ...]:
+    """Validation errors by the seconds of updates, compilation apart, as spread over the steps."""
+    summary = read_json(run / "summary.json")
+    steps, seconds = summary.get("steps"), summary.get("update_seconds")
+    if not steps or seconds is None:
+        return ()
+    points = read_curves(run / "metrics.jsonl").validation
+    return tuple(
+        (round(step * seconds / steps, 2), float(f"{error:.6g}")) for step, error in points
+    )
+
+
 def steady_rate(run: Path) -> float | None:
     """Updates a second once a run is under way: the median over its log lines.
 

@@ -271,9 +271,9 @@ class TrainingSettings:
         seeds = ("seed", "validation_anchor_seed", "validation_sobol_seed")
         self._require((*counts, "checkpoint_every", "keep"), lambda n: n >= 1, "at least 1")
         self._require(seeds, lambda n: n >= 0, "at least 0")
-        most = f"at most {LARGEST_NUMBER}"
-        self._require((*rates, "queries"), lambda n: 0 < n <= LARGEST_NUMBER, f"above 0, {most}")
-        self._require(("weight_decay",), lambda n: 0 <= n <= LARGEST_NUMBER, f"at least 0, {most}")
+        most = f"and at most {LARGEST_NUMBER}"
+        self._require((*rates, "queries"), lambda n: 0 < n <= LARGEST_NUMBER, f"above 0 {most}")
+        self._require(("weight_decay",), lambda n: 0 <= n <= LARGEST_NUMBER, f"at least 0 {most}")
         self._require(("momentum",), lambda n: 0 <= n < 1, "at least 0 and below 1")
         self._require(("average",), lambda n: 0 < n < 1, "above 0 and below 1")
 
