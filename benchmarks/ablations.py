@@ -35,8 +35,8 @@ from fst.recipes.comparison import seed_of
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
 from fst.training.budget import release
-from fst.training.environment import git_state
 from fst.training.loop import build_accelerator
+from fst.training.run_folder import git_state
 from fst.training.schedules import WarmupCosine
 from fst.training.trainer import Trainer
 
@@ -102,13 +102,13 @@ def execute(job: Job, recipe: Recipe, data: Path, device: torch.device) -> dict[
         build_accelerator(recipe.training, device),
     )  # fmt: skip
     start = time.monotonic()
-    while trainer.progression.step < job.steps:
+    while trainer.state.step < job.steps:
         trainer.update()
-        if trainer.progression.step % recipe.training.log_every == 0:
+        if trainer.state.step % recipe.training.log_every == 0:
             trainer.read()
-            trainer.progression.pending.clear()
+            trainer.state.pending.clear()
     trainer.read()
-    seconds = time.monotonic() - start - trainer.progression.compilation_seconds
+    seconds = time.monotonic() - start - trainer.state.compilation_seconds
     trainer.validate()
     trainer.batches.close()
     selected, settings = trainer.selected, recipe.evaluation
@@ -120,7 +120,7 @@ def execute(job: Job, recipe: Recipe, data: Path, device: torch.device) -> dict[
     errors = {each.neighbors: sum(each.errors) / len(each.errors) for each in found}
     return {
         "seconds": round(seconds, 1),
-        "validation": trainer.progression.history[-1][1],
+        "validation": trainer.state.history[-1][1],
         "error": errors.pop(None),
         "nearest": {str(k): error for k, error in errors.items()},
     }

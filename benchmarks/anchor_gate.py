@@ -42,7 +42,7 @@ from torch import Tensor, nn
 
 from fst import FunctionSpaceConfig, FunctionSpaceTransformer
 from fst.data import burgers
-from fst.data.augmentation import PeriodicSamples
+from fst.data.burgers_data import PeriodicSamples
 from fst.data.samples import BurgersSamples
 from fst.evaluation_points import PointDraws
 from fst.kernels import fuse

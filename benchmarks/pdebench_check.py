@@ -30,7 +30,7 @@ from fst.data.views import boundary_observation_indices, index_coordinates
 from fst.evaluation.protocol import EvaluationSettings, batch_draws, device_name, measure, measuring
 from fst.operators import Operator
 from fst.pretrained import digest
-from fst.training.environment import describe
+from fst.training.run_folder import describe_environment
 
 TIMES, FINAL_TIME, NEIGHBORS = 201, 2.0, 16
 SETTINGS = EvaluationSettings(grids=(), neighbors=(NEIGHBORS,))
@@ -119,7 +119,7 @@ def main(given: list[str] | None = None) -> list[Row]:
         "weights_sha256": digest({k: v.cpu() for k, v in model.state_dict().items()}),
         "viscosity": options.viscosity,
         "device": device_name(torch.device(options.device)),
-        **{name: describe()[name] for name in ("versions", "git")},
+        **{name: describe_environment()[name] for name in ("versions", "git")},
     }
     rows = [
         Row(

@@ -15,6 +15,7 @@ from typing import Literal
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
+from fst.commands import data as data_commands
 from fst.terminal import Terminal, one_line, printable
 from fst.version import __version__
 
@@ -384,18 +385,8 @@ def search(
     )
 
 
-@data_app.command
-def check(path: Positional[Path], /) -> None:
-    """Read a data file, or every data file of a folder, from end to end and describe it.
-
-    Args:
-        path: The file or folder to read.
-    """
-    from fst.commands import data as data_commands
-
-    data_commands.check(path)
-
-
+for _command in (data_commands.burgers, data_commands.darcy, data_commands.check):
+    data_app.command(_command)
 app.command(data_app, name="data", help="Make or check data files.")
 
 
@@ -406,11 +397,6 @@ def run(words: Sequence[str]) -> None:
 
         train_recipe(words[1], words[2:], console=console)
         return
-    if words[:1] == ["data"]:
-        from fst.commands import data as data_commands
-
-        data_app.command(data_commands.burgers)
-        data_app.command(data_commands.darcy)
     app.cli(
         prog="fst",
         description="The Function-Space Transformer. fst --version prints its version.",
@@ -447,7 +433,7 @@ def exit_code(error: Exception) -> int | None:
         print(f"fst: error: {one_line(error)}", file=sys.stderr)
         return USER_ERROR
     from fst.training.errors import Interrupted, TrainingError
-    from fst.training.processes import end
+    from fst.training.loop import end_processes
 
     if isinstance(error, TrainingError):
         print(f"fst: error: {one_line(error)}", file=sys.stderr)
@@ -455,7 +441,7 @@ def exit_code(error: Exception) -> int | None:
     if isinstance(error, Interrupted):
         if os.environ.get("RANK", "0") == "0":  # one voice for all processes
             print(f"fst: {one_line(error)}", file=sys.stderr)
-        end(INTERRUPTED)  # all stopped at the same step
+        end_processes(INTERRUPTED)  # all stopped at the same step
         return INTERRUPTED
     return None
 
@@ -469,9 +455,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_command(words)
         run(words)
-        from fst.training.processes import end
+        from fst.training.loop import end_processes
 
-        end(0)
+        end_processes(0)
     except KeyboardInterrupt:
         goes_on = words[:1] in (["data"], ["compare"], ["search"])
         hint = "; the same command goes on where it stopped" if goes_on else ""

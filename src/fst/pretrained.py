@@ -6,9 +6,7 @@ with it. Weights that ship with fst lie in folders of the same kind, and are kno
 """
 
 import hashlib
-import json
 import math
-import os
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +16,8 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
+
+from fst.io import json_text, parse_json, write_atomically
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 HUB = "hf://"
@@ -48,24 +48,6 @@ converter.register_structure_hook(
 
 class PretrainedError(ValueError):
     """A folder does not hold a model that can be loaded."""
-
-
-def parse_json(text: str | bytes) -> Any:
-    """What JSON text says; ValueError where it says nothing, or is nested beyond reason."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def flat(values: object, name: str = "") -> dict[str, Any]:
-    """Nested JSON objects as one, with dotted names."""
-    if not isinstance(values, dict):
-        return {name: values}
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{name}.{key}" if name else str(key))
-    return found
 
 
 def to_json(config: object) -> dict[str, Any]:
@@ -104,16 +86,6 @@ def check_sizes(config: object, source: str) -> None:
             raise PretrainedError(f"{source}: {name} must be at most {largest:,}, got {value}")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file by a complete one: a reader sees the old or the new, never a part."""
-    partial = path.with_name(path.name + ".part")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
 def save(name: str, config: object, weights: dict[str, Tensor], folder: Path) -> None:
     """Write a model's weights and configuration into `folder`, which is made if missing."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +93,7 @@ def save(name: str, config: object, weights: dict[str, Tensor], folder: Path) ->
     data = safetensors.torch.save(plain, metadata={DIGEST: digest(plain)})
     write_atomically(folder / WEIGHTS, data)
     description = {"model": name, "config": to_json(config)}
-    write_atomically(folder / CONFIG, (json.dumps(description, indent=2) + "\n").encode())
+    write_atomically(folder / CONFIG, json_text(description).encode())
 
 
 def digest(weights: dict[str, Tensor]) -> str:

@@ -28,8 +28,9 @@ from fst.evaluation.rows import ACCURACIES, Origin, Row, read_rows
 from fst.evaluation.runs import RESULTS, read_origin
 from fst.evaluation.tables import error_table
 from fst.evaluation.trivial import trivial_rows
+from fst.io import parse_json
 from fst.operators import Operator
-from fst.pretrained import WEIGHTS, PretrainedError, parse_json, shipped
+from fst.pretrained import WEIGHTS, PretrainedError, shipped
 from fst.recipes.quoting import comparable
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal

@@ -8,7 +8,7 @@ from typing import Any
 from fst.data.errors import DataError, reading, writing
 from fst.evaluation.rows import Row
 from fst.evaluation.runs import read_json, read_run, read_timed_curve
-from fst.pretrained import write_atomically
+from fst.io import write_atomically
 
 
 def write_records(runs: list[Path], out: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,6 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fst import pretrained
-from fst.commands.json_files import write_text
 from fst.commands.records import finest, read_records
 from fst.data.errors import DataError
 from fst.evaluation.charts import error_over_seconds
@@ -29,6 +28,7 @@ from fst.evaluation.once import ROWS
 from fst.evaluation.rows import read_rows
 from fst.evaluation.runs import RESULTS, read_json
 from fst.evaluation.tables import NOTHING, Table, grid_name, number, unique
+from fst.io import write_text
 from fst.recipes import ablation
 from fst.terminal import markdown
 

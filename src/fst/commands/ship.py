@@ -22,7 +22,6 @@ from torch import Tensor
 from fst import pretrained
 from fst.commands.device import choose_device
 from fst.commands.evaluate import fingerprint, read_recipe
-from fst.commands.json_files import write_text
 from fst.commands.records import describe
 from fst.commands.train import check_same_data, data_of_run
 from fst.data import BurgersData, DarcyData
@@ -33,13 +32,13 @@ from fst.evaluation.protocol import EvaluationSettings, batch_draws, measuring, 
 from fst.evaluation.rows import Row, read_rows
 from fst.evaluation.runs import RESULTS, read_json
 from fst.evaluation.tables import error_table
+from fst.io import file_errors, write_text
 from fst.metrics import relative_l2
 from fst.operators import Operator
 from fst.pretrained import WEIGHTS
 from fst.recipes.quoting import comparable
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
-from fst.training.errors import clear_file_errors
 
 LARGEST_MOVE = 0.01
 """Of the validation error, relative to itself, that half precision may cost."""
@@ -118,7 +117,7 @@ def ship(
         validation_error(model.to(chosen), validation, settings),
         validation_error(loaded(model, half), validation, settings),
     )
-    with clear_file_errors(folder):
+    with file_errors(folder):
         if folder.exists():
             shutil.rmtree(folder)
         stored = half if rounding.chosen else weights

@@ -7,11 +7,10 @@ labelled images.
 
 from fst.data import burgers, cole_hopf, darcy
 from fst.data.burgers_data import BurgersData
-from fst.data.check import Description, check_file, check_folder
+from fst.data.check import Description, check_file, check_folder, check_images
 from fst.data.darcy_data import DarcyData
 from fst.data.errors import DataError
 from fst.data.image_augmentation import ImageAugmentation
-from fst.data.image_check import check_images
 from fst.data.image_data import ImageData
 from fst.data.image_samples import ImageBatch, ResidentImages, StreamedImages
 from fst.data.images import Skipped

@@ -26,7 +26,8 @@ from fst.evaluation.runs import (
     steady_rate,
 )
 from fst.evaluation.tables import NOTHING, Table, grid_name, number, unique
-from fst.pretrained import flat, to_json
+from fst.io import flat
+from fst.pretrained import to_json
 from fst.terminal import markdown, printable
 from fst.training.budget import MOST_WARMUP, Plan
 

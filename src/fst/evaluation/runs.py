@@ -15,7 +15,8 @@ from fst.evaluation.image_fields import ImageFields, load_image_fields
 from fst.evaluation.once import FIELDS, ROWS
 from fst.evaluation.point_fields import PointFields, load_point_fields
 from fst.evaluation.rows import Origin, Row, TrainingCost, read_rows
-from fst.pretrained import PretrainedError, from_json, parse_json
+from fst.io import parse_json
+from fst.pretrained import PretrainedError, from_json
 from fst.terminal import one_line
 
 RESULTS = "results"
