@@ -4,7 +4,6 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from accelerate import Accelerator
 from rich.console import Console
 
 from comparison_recipes import shrink_model
@@ -18,6 +17,7 @@ from fst.recipes.comparison import models_of
 from fst.recipes.fast import TASKS
 from fst.recipes.recipe import Recipe
 from fst.training.batches import Batches
+from fst.training.loop import build_accelerator
 from fst.training.trainer import Trainer
 
 FAST = [name for name in RECIPES if name.startswith("fast/")]
@@ -127,7 +127,7 @@ def test_every_model_makes_steps_of_its_recipe(prepared):
     recipe, training, validation = prepared
     model = build_model(recipe.model)
     settings = replace(recipe.training, log_every=3)
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    accelerator = build_accelerator(settings, torch.device("cpu"))
     trainer = Trainer(model, training.samples, validation.samples, settings, accelerator)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     for _ in range(3):
