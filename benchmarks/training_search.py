@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fst.training.environment import git_state
 
 from fst.commands import train as command
 from fst.recipes import find
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
 from fst.training.budget import release
-from fst.training.environment import git_state
 from fst.training.loop import build_accelerator
 from fst.training.schedules import Schedule, Stage, Stages, WarmupCosine
 from fst.training.trainer import Trainer
