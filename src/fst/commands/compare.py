@@ -30,9 +30,8 @@ from fst.commands.device import choose_device
 from fst.commands.evaluate import evaluate
 from fst.commands.json_files import read_json, write_json
 from fst.evaluation.comparison import Comparison, Result
-from fst.evaluation.once import ROWS
 from fst.evaluation.protocol import device_name
-from fst.evaluation.runs import RESULTS
+from fst.evaluation.runs import RESULTS, ROWS
 from fst.pretrained import WEIGHTS, from_json
 from fst.recipes import find
 from fst.recipes.comparison import Compilation, equal_terms, job_recipe, models_of, seed_of

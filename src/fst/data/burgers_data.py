@@ -5,6 +5,7 @@ validation splits, or, by a separate call, the test split. The published files d
 no splits, so theirs are drawn by seed, with the same rows for every viscosity.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,11 @@ class BurgersData(DataSource):
     @property
     def grid(self) -> tuple[int, int]:
         return self.times, self.points
+
+    @property
+    def diffusion(self) -> float | None:
+        one = len(self.viscosities) == 1
+        return self.viscosities[0] / math.pi * self.final_time if one else None
 
     def files(self, folder: Path) -> list[Path]:
         """The files of this recipe, whether they exist or not."""
@@ -203,7 +209,7 @@ class BurgersData(DataSource):
             for viscosity, (_, rows) in zip(self.viscosities, opened, strict=True)
             for _ in rows.test
         )
-        return TestSplit(samples, groups)
+        return TestSplit(samples, groups, values=(("u", ""),), targets=(("u", ""),))
 
     def _law(self, viscosity: float, test: int) -> Law:
         return {

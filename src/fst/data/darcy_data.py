@@ -250,7 +250,8 @@ class DarcyData(DataSource):
         """The first `test` samples of the test file on the whole grid."""
         file = self._open(folder / file_name("test", self.resolution), self.test)
         inputs, solutions = _read(file, np.arange(self.test), device)
-        return TestSplit(GridSamples.fully_observed(inputs, solutions))
+        samples = GridSamples.fully_observed(inputs, solutions)
+        return TestSplit(samples, values=(("a", ""),), targets=(("u", ""),))
 
     def _law(self, start: int, count: int) -> Law:
         return {

@@ -27,6 +27,16 @@ class DataSource(ABC):
     """Whether the data decide defaults of a recipe's options, so that they are looked at first."""
 
     @property
+    def diffusion(self) -> float | None:
+        """For solutions that diffuse: the coefficient times the last time; None elsewhere."""
+        return None
+
+    def frequent_class(self, folder: Path) -> str | None:
+        """For classes: the one that most training samples have; None elsewhere."""
+        del folder
+        return None
+
+    @property
     def grid(self) -> tuple[int, ...] | None:
         """The stored grid, if the data lie on one."""
         return None
