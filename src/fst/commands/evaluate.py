@@ -17,11 +17,12 @@ from fst.commands.train import (
 from fst.data.source import DataSource
 from fst.evaluation.protocol import EvaluationError, Scores
 from fst.evaluation.report import verdict
-from fst.evaluation.rows import Row
+from fst.evaluation.rows import Row, read_rows
 from fst.evaluation.runs import RESULTS, ROWS, read_origin, score_once
 from fst.evaluation.tables import channel_table, error_table, full_grid
 from fst.evaluation.trivial import TrainingFacts, large_means
-from fst.pretrained import WEIGHTS, PretrainedError, parse_json
+from fst.io import parse_json
+from fst.pretrained import WEIGHTS, PretrainedError, shipped
 from fst.recipes.quoting import comparable
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
@@ -44,6 +45,13 @@ def evaluate(
     scored once, so a run that may still go on is not scored unless `unfinished` says so.
     """
     console = console or Terminal()
+    if not run.exists() and str(run) in shipped():
+        if data is not None or again:
+            raise EvaluationError(
+                f"{run} ships with fst and was scored when it was trained: only its stored rows "
+                "are shown, without --data and --again"
+            )
+        return show(shipped()[str(run)], console)
     recipe = comparable(read_recipe(run))
     if not unfinished and not (run / "summary.json").is_file():
         raise EvaluationError(
@@ -81,30 +89,30 @@ def evaluate(
 
     scored = (run / RESULTS / ROWS).is_file() and not again
     with nullcontext() if scored else held(run):
-        rows = score_once(run / RESULTS, protocol, compute, again=again)
+        score_once(run / RESULTS, protocol, compute, again=again)
         if data is not None:
             record_data(run, data)
-    show(rows, described, console)
-    console.print(f"rows: {run / RESULTS}", style="dim")
-    return rows
+    return show(run, console)
 
 
-def show(rows: list[Row], described: dict[str, Any], console: Console) -> None:
-    """The table, what it says in words, and a warning where relative errors mislead."""
+def show(run: Path, console: Console) -> list[Row]:
+    """Print what is stored with a run or shipped weights: the table, what it says in words, and a
+    warning where relative errors mislead."""
+    rows = read_rows(run / RESULTS / ROWS)
     last = full_grid(rows)
-    shown = [row for row in rows if not row.trivial or row in last]
-    console.print(error_table(shown).terminal())
+    console.print(error_table([row for row in rows if not row.trivial or row in last]).terminal())
     table = channel_table(row for row in rows if not row.trivial)
     if table is not None and len(table.lines) > 1:
         console.print(table.terminal())
-    words = [verdict(rows)]
-    facts = described_facts(described)
+    words, facts = [verdict(rows)], described_facts(read_run(run))
     names = [each.name for each in last[0].channels]
     if len(facts.mean) == len(names):
         warning = large_means(names, facts.mean, facts.std)
         words.append(warning and f"Warning: {warning}.")
     for sentence in filter(None, words):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"rows: {run / RESULTS}", style="dim")
+    return rows
 
 
 def described_facts(described: dict[str, Any]) -> TrainingFacts:

@@ -11,19 +11,18 @@ from rich.console import Console
 
 from fst.base import Model, build_model
 from fst.commands.device import choose_device
-from fst.commands.json_files import write_json
 from fst.commands.same_recipe import check_same_recipe
 from fst.data.samples import Rows
 from fst.data.source import DataSource
 from fst.data.splits import TrainingSplit, ValidationSplit
-from fst.pretrained import parse_json
+from fst.io import parse_json, write_json
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
 from fst.training.batches import check_batch_size
 from fst.training.errors import TrainingError
+from fst.training.logging import check_wandb
 from fst.training.loop import Summary
 from fst.training.loop import train as run_training
-from fst.training.records import check_wandb
 from fst.training.run_folder import RunFolder, held
 from fst.training.settings import TrainingSettings
 
@@ -72,7 +71,11 @@ def start(
     described |= recipe.data.fingerprint(data) | samples.left_out()
     with held(out):
         folder = RunFolder.create(out, recipe.to_json(), described)
-        return run_training(model, training, validation, recipe.training, folder, console=console)
+        summary = run_training(
+            model, training, validation, recipe.training, folder, console=console
+        )
+    tell_error(recipe, summary, training, validation, console)
+    return summary
 
 
 def resume(
@@ -117,7 +120,26 @@ def _resume(
         record_data(out, data)
     model = prepare_model(recipe, training.samples)
     settings = _with_lower_rates(recipe.training, out, rate_factor)
-    return run_training(model, training, validation, settings, folder, console=console)
+    summary = run_training(model, training, validation, settings, folder, console=console)
+    tell_error(recipe, summary, training, validation, console)
+    return summary
+
+
+def tell_error(
+    recipe: Recipe,
+    summary: Summary,
+    training: TrainingSplit[Rows],
+    validation: ValidationSplit[Rows],
+    console: Console | None,
+) -> None:
+    """The last line: how good the validation error is beside trivial predictors."""
+    error = summary.validation_error
+    if console is None or error is None or not PartialState().is_main_process:
+        return
+    words = recipe.evaluation.beside_validation(
+        error, training.samples, validation.samples, recipe.data
+    )
+    console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def _with_lower_rates(settings: TrainingSettings, run: Path, factor: float) -> TrainingSettings:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped, UInt8, jaxtyped
 
 from fst.data.errors import DataError, reading, writing
-from fst.pretrained import write_atomically
+from fst.io import write_atomically
 
 Array = np.ndarray
 # Pictures need no more points than this on either of two axes, or for one sample off any grid.

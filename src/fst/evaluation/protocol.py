@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from fst.base import Model, parameter_count
-from fst.data.atomic import package_version
+from fst.data.row_writer import package_version
 from fst.data.samples import Batch, Samples
 from fst.data.source import DataSource
 from fst.data.splits import TestSplit
@@ -111,10 +111,10 @@ class TestProtocol(ABC):
         return kept
 
     def beside_validation(
-        self, error: float, training: Any, validation: Any, facts: TrainingFacts
+        self, error: float, training: Any, validation: Any, source: DataSource
     ) -> str:
         """A validation error in words, beside the trivial predictors on the same samples."""
-        del training, validation, facts
+        del training, validation, source
         return f"Validation error: {error:.5f}."
 
     def images_per_step(self, batch_size: int) -> int | None:
@@ -207,16 +207,15 @@ class EvaluationSettings(TestProtocol):
         return rows, sample_fields(model, test, self, origin, errors, over)
 
     def beside_validation(
-        self, error: float, training: Any, validation: Any, facts: TrainingFacts
+        self, error: float, training: Any, validation: Any, source: DataSource
     ) -> str:
         """The training targets give their mean; the validation grid is the samples' own."""
-        statistics = training.statistics()
-        mean = statistics.output_mean.reshape(-1).expand(training.output_channels)
-        facts = replace(facts, mean=tuple(mean.tolist()))
-        whole = replace(self, grids=(), neighbors=())
-        initial = bool(self.grids) and self.starts_with_time
+        mean = training.statistics().output_mean.reshape(-1).expand(training.output_channels)
+        facts = TrainingFacts(tuple(mean.tolist()), diffusion=source.diffusion)
+        split = TestSplit(validation, values=source.value_names, targets=source.target_names)
+        initial, whole = bool(self.grids) and self.starts_with_time, replace(self, grids=())
         beside = {}
-        for name, predictor in predictors(TestSplit(validation), facts, initial=initial).items():
+        for name, predictor in predictors(split, facts, initial=initial).items():
             with full_precision(), torch.inference_mode():
                 (found,) = measure(predictor, validation, whole)
             beside[name] = mean_of(found.errors)

@@ -14,7 +14,8 @@ from fst.data.errors import DataError, reading, writing
 from fst.evaluation.fields import SavedFields, read_fields, save_fields
 from fst.evaluation.protocol import EvaluationError, Scores
 from fst.evaluation.rows import Curves, Origin, Row, TrainingCost, read_rows, write_rows
-from fst.pretrained import PretrainedError, from_json, parse_json
+from fst.io import parse_json
+from fst.pretrained import PretrainedError, from_json
 from fst.terminal import one_line
 
 RESULTS, ROWS, FIELDS = "results", "rows.json", "fields.npz"
@@ -107,6 +108,18 @@ def read_curves(path: Path) -> Curves:
         except (ValueError, KeyError, TypeError, OverflowError):
             continue
     return Curves(tuple(loss), tuple(validation))
+
+
+def read_timed_curve(run: Path) -> tuple[tuple[float, float], ...]:
+    """Validation errors by the seconds of updates, compilation apart, as spread over the steps."""
+    summary = read_json(run / "summary.json")
+    steps, seconds = summary.get("steps"), summary.get("update_seconds")
+    if not steps or seconds is None:
+        return ()
+    points = read_curves(run / "metrics.jsonl").validation
+    return tuple(
+        (round(step * seconds / steps, 2), float(f"{error:.6g}")) for step, error in points
+    )
 
 
 def steady_rate(run: Path) -> float | None:
