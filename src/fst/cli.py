@@ -108,17 +108,15 @@ def evaluate(
     data: Path | None = None,
     device: str | None = None,
     again: bool = False,
-    trivial: bool = False,
     unfinished: bool = False,
 ) -> None:
-    """Score a trained run on its test set and keep the rows with it.
+    """Score a trained run on its test set, beside trivial predictors, and keep the rows with it.
 
     Args:
         run: The run's folder; for weights that ship with fst their name shows the stored rows.
         data: The data, where they are no longer where the run was trained.
         device: cpu or cuda; a GPU where there is one.
         again: Score anew and replace the stored rows.
-        trivial: For Burgers: also score zero, the initial condition held, its mean, and diffusion.
         unfinished: Score a run that was stopped before its end.
     """
     from fst.commands import evaluate as evaluate_command
@@ -128,7 +126,6 @@ def evaluate(
         data=data,
         device=device,
         again=again,
-        trivial=trivial,
         unfinished=unfinished,
         console=console,
     )

@@ -148,7 +148,11 @@ def start(
     described |= {} if weights is None else {"from": str(weights.resolve())}
     with held(out):
         folder = RunFolder.create(out, recipe.to_json(), described)
-        return run_training(model, training, validation, recipe.training, folder, console=console)
+        summary = run_training(
+            model, training, validation, recipe.training, folder, console=console
+        )
+    tell_error(recipe, summary, training, validation, console)
+    return summary
 
 
 def resume(
@@ -196,7 +200,26 @@ def _resume(
         record_data(out, data)
     model = prepare_model(recipe, training.samples)
     settings = _with_lower_rates(recipe.training, out, rate_factor)
-    return run_training(model, training, validation, settings, folder, console=console)
+    summary = run_training(model, training, validation, settings, folder, console=console)
+    tell_error(recipe, summary, training, validation, console)
+    return summary
+
+
+def tell_error(
+    recipe: Recipe,
+    summary: Summary,
+    training: TrainingSplit[Rows],
+    validation: ValidationSplit[Rows],
+    console: Console | None,
+) -> None:
+    """The last line: how good the validation error is beside trivial predictors."""
+    error = summary.validation_error
+    if console is None or error is None or not PartialState().is_main_process:
+        return
+    words = recipe.evaluation.beside_validation(
+        error, training.samples, validation.samples, recipe.data
+    )
+    console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def _with_lower_rates(settings: TrainingSettings, run: Path, factor: float) -> TrainingSettings:

@@ -155,7 +155,13 @@ class PointData(DataSource):
         rows = self._partition(file).test
         if len(rows) == 0:
             raise DataError(f"{file.path}: its test split is empty")
-        return TestSplit(load_points(file, rows).to(device))
+        return TestSplit(
+            load_points(file, rows).to(device),
+            numbers=tuple(rows.tolist()),
+            axes=file.axes,
+            values=file.values,
+            targets=file.targets,
+        )
 
     def _partition(self, file: PointFile) -> Partition:
         partition = file.partition or self._drawn(file)
