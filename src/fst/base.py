@@ -65,7 +65,7 @@ class Model(nn.Module, ABC):
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> Self:
-        """The model saved in a local folder or, by hf://owner/name, on the Hugging Face hub.
+        """The model saved in a local folder or on the hub (hf://owner/name), in `eval()` mode.
 
         Called on `Model` it loads any model; called on a class, only that class and its kin.
         """
@@ -91,7 +91,7 @@ class Model(nn.Module, ABC):
             reason = str(error).strip().partition("\n")[0]
             raise pretrained.PretrainedError(f"{folder}: cannot be built: {reason}") from error
         model.load_state_dict(weights)
-        return model
+        return model.eval()
 
 
 def build_model(config: Any) -> Model:

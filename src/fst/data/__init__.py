@@ -9,6 +9,7 @@ from fst.data import burgers, cole_hopf, darcy
 from fst.data.burgers_data import BurgersData
 from fst.data.check import Description, check_file, check_folder, check_images
 from fst.data.darcy_data import DarcyData
+from fst.data.dataset import PointDataset, collate
 from fst.data.errors import DataError
 from fst.data.image_augmentation import ImageAugmentation
 from fst.data.image_data import ImageData
@@ -34,6 +35,7 @@ __all__ = [
     "Labels",
     "Partition",
     "PointData",
+    "PointDataset",
     "PointFile",
     "PointSample",
     "ResidentImages",
@@ -49,6 +51,7 @@ __all__ = [
     "check_folder",
     "check_images",
     "cole_hopf",
+    "collate",
     "darcy",
     "read_points",
     "write_points",

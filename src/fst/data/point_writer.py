@@ -126,15 +126,17 @@ class _Writer:
             ("queries", "queries", "targets", sample.query_mask),
         )
         for group, where, channel, mask in rows:
-            positions = _real(row, where, getattr(sample, where))
-            values = _real(row, channel, getattr(sample, channel))
+            positions = real_numbers(row, where, getattr(sample, where))
+            values = real_numbers(row, channel, getattr(sample, channel))
             place = f"sample {row}: {group}"
-            points, numbers = _checked_points(place, positions, values, mask, self.domain)
+            points, numbers = checked_points(place, positions, values, mask, self.domain)
             self._append(f"{group}/positions", points)
             self._append(f"{group}/{channel}", numbers)
             self.sizes[group].append(len(points))
             self.pending_points += len(points)
-        condition = _real(row, "condition", [] if sample.condition is None else sample.condition)
+        condition = real_numbers(
+            row, "condition", [] if sample.condition is None else sample.condition
+        )
         first = self.conditions[0] if self.conditions else condition
         hidden = np.ma.is_masked(condition)
         if condition.shape != (first.size,) or hidden or not _finite(condition):
@@ -211,7 +213,7 @@ def _finite(numbers: np.ndarray) -> bool:
     return bool(np.isfinite(np.ma.getdata(numbers)).all())
 
 
-def _real(row: int, field: str, given: ArrayLike) -> np.ma.MaskedArray:
+def real_numbers(row: int, field: str, given: ArrayLike) -> np.ma.MaskedArray:
     """A sample's numbers as float32, in memory of their own: the caller may reuse its arrays.
 
     What a masked array hides, as netCDF readers return them, stays hidden.
@@ -230,7 +232,7 @@ def _real(row: int, field: str, given: ArrayLike) -> np.ma.MaskedArray:
     return np.ma.asarray(numbers.astype(np.float32))
 
 
-def _checked_points(
+def checked_points(
     place: str,
     positions: np.ma.MaskedArray,
     values: np.ma.MaskedArray,
