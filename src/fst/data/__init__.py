@@ -19,12 +19,13 @@ from fst.data.images import Skipped
 from fst.data.point_data import PointData
 from fst.data.point_files import Label, PointFile, PointSample, read_points
 from fst.data.point_writer import Labels, PointFunctions, write_points
-from fst.data.samples import Batch, GridSamples, Samples, Statistics
+from fst.data.samples import Batch, BurgersSamples, GridSamples, Samples, Statistics
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
 
 __all__ = [
     "Batch",
     "BurgersData",
+    "BurgersSamples",
     "DarcyData",
     "DataError",
     "Description",

@@ -23,18 +23,17 @@ from rich.console import Console
 from torch import Tensor
 
 from fst.data import burgers
-from fst.data.atomic import (
+from fst.data.errors import DataError, reading_hdf5
+from fst.data.row_writer import (
     Column,
     Law,
     Plan,
     first_not_finite,
     package_version,
-    publish,
     read_law,
     settle_existing,
     write_rows,
 )
-from fst.data.errors import DataError, reading_hdf5
 from fst.data.samples import BurgersSamples, Samples, Statistics, random_moves
 from fst.data.source import DataSource, check_counts
 from fst.data.splits import (
@@ -52,6 +51,7 @@ from fst.data.views import (
     index_product,
     subset_indices,
 )
+from fst.io import publish
 from fst.terminal import Terminal
 from fst.types import check_fields
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fst.data import burgers_data, darcy_data, point_data, point_files
-from fst.data.atomic import Law
 from fst.data.errors import DataError, reading_hdf5
 from fst.data.image_data import TRAIN, VAL
 from fst.data.image_decoding import ImageError, decoding, default_threads, read
@@ -30,6 +29,7 @@ from fst.data.images import (
     listed,
     require_classes,
 )
+from fst.data.row_writer import Law
 from fst.data.splits import SPLITS, Partition
 
 _BLOCK_SAMPLES = 256

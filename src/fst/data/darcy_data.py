@@ -26,22 +26,22 @@ from rich.console import Console
 from torch import Tensor
 
 from fst.data import darcy
-from fst.data.atomic import (
+from fst.data.errors import DataError, reading, reading_hdf5, writing
+from fst.data.row_writer import (
     Column,
     Law,
     Plan,
     first_not_finite,
     law_text,
     package_version,
-    publish,
     read_law,
     settle_existing,
     write_rows,
 )
-from fst.data.errors import DataError, reading, reading_hdf5, writing
 from fst.data.samples import GridSamples, Samples, random_moves
 from fst.data.source import DataSource, check_counts
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
+from fst.io import publish
 from fst.terminal import Terminal
 from fst.types import check_fields
 

@@ -14,7 +14,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fst.data.views import index_coordinates, index_product, subset_indices
+from fst.data.views import (
+    boundary_observation_indices,
+    index_coordinates,
+    index_product,
+    subset_indices,
+)
 from fst.types import Domain, Observations
 
 # Burgers runs that supervise the whole grid still take their statistics from this one.
@@ -313,6 +318,22 @@ class GridSamples(Samples):
 
 class BurgersSamples(GridSamples):
     """Burgers: inputs and targets are the same quantity and share one mean and deviation."""
+
+    @classmethod
+    def from_solutions(
+        cls, solutions: Float[Tensor, "n t x"], condition: Float[Tensor, "n c"] | None = None
+    ) -> Self:
+        """Whole solutions, observed where those of the recipes are: at t = 0 and in both ends."""
+        grid = (solutions.shape[1], solutions.shape[2])
+        where = boundary_observation_indices(*grid).to(solutions.device)
+        return cls(
+            grid=grid,
+            held=tuple(torch.arange(size) for size in grid),
+            targets=solutions,
+            observed_positions=index_coordinates(where, grid),
+            observed_values=solutions[:, where[:, 0], where[:, 1]],
+            condition=condition,
+        )
 
     def statistics(self) -> Statistics:
         subset = self
