@@ -79,7 +79,7 @@ class PointData(DataSource):
     ) -> None:
         """Nothing can be made for the user; the file is checked, so that errors come early."""
         del device, console
-        self._partition(self.describe(folder))
+        self.partition(self.describe(folder))
 
     def load(
         self,
@@ -93,7 +93,7 @@ class PointData(DataSource):
         if augment:
             raise ValueError("augment must be off: the symmetries of these points are not known")
         file = self.describe(folder)
-        partition = self._partition(file)
+        partition = self.partition(file)
         training = load_points(file, partition.training, learned=True)
         validation = load_points(file, partition.validation)
         return TrainingSplit(training.to(device)), ValidationSplit(validation.to(device))
@@ -101,7 +101,7 @@ class PointData(DataSource):
     def fingerprint(self, folder: Path) -> dict[str, Any]:
         """The user's own points to the last digit: unlike others', they are never made again."""
         file = self.describe(folder)
-        partition = self._partition(file)
+        partition = self.partition(file)
         return {
             "training_samples": len(partition.training),
             "validation_samples": len(partition.validation),
@@ -125,18 +125,10 @@ class PointData(DataSource):
             if shown:
                 raise DataError(f"{file.path}: {'; '.join(shown)}")
             return recipe
-        axes = file.domain.axes
         if hasattr(model, "modes"):
             decided["modes"] = tuple(min(16, max(2, size // 2)) for size in decided["grid"])
-        elif hasattr(model, "rows") and len(model.low) != axes:
-            rows, per_row, from_anchors = LAYOUTS[axes]
-            decided |= {
-                "rows": rows,
-                "anchors_per_row": per_row,
-                "adaptive_axis": axes - 1,
-                "points_from_anchors": from_anchors,
-            }
         changed: Any = recipe
+        decided |= anchor_layout(model, file.domain.axes)
         fitted: Recipe = replace(changed, model=replace(model, **decided))
         return fitted
 
@@ -152,7 +144,7 @@ class PointData(DataSource):
 
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
         file = self.describe(folder)
-        rows = self._partition(file).test
+        rows = self.partition(file).test
         if len(rows) == 0:
             raise DataError(f"{file.path}: its test split is empty")
         return TestSplit(
@@ -163,7 +155,8 @@ class PointData(DataSource):
             targets=file.targets,
         )
 
-    def _partition(self, file: PointFile) -> Partition:
+    def partition(self, file: PointFile) -> Partition:
+        """The splits that a file names, or those drawn by seed."""
         partition = file.partition or self._drawn(file)
         check_trainable(file.path, partition, len(file))
         return partition
@@ -175,6 +168,19 @@ class PointData(DataSource):
         training = samples - validation - test
         counts = {"training": training, "validation": validation, "test": test}
         return Partition.drawn(samples, **counts, seed=self.split_seed)
+
+
+def anchor_layout(model: Any, axes: int) -> dict[str, Any]:
+    """The anchors of a model whose default has another number of axes than the data."""
+    if not hasattr(model, "rows") or len(model.low) == axes:
+        return {}
+    rows, per_row, from_anchors = LAYOUTS[axes]
+    return {
+        "rows": rows,
+        "anchors_per_row": per_row,
+        "adaptive_axis": axes - 1,
+        "points_from_anchors": from_anchors,
+    }
 
 
 # How far from a grid point, in grid steps, a point may be and still mean that one.
