@@ -15,7 +15,8 @@ from matplotlib.collections import EllipseCollection
 import fst
 from fst.data import burgers
 
-TIMES, CELLS = 201, 1024
+TIMES = 201  # 11 in tests
+CELLS = 1024  # 64 in tests
 initial = burgers.sample_initial(12, CELLS, seed=1)[[2, 8]]
 exact = burgers.solve(initial, 0.01, torch.linspace(0, 2, TIMES)).float()
 t, x = torch.linspace(0, 1, TIMES), torch.linspace(0, 1, CELLS)
@@ -42,9 +43,7 @@ print(f"largest difference between the two inputs: {(along[0] - along[1]).abs().
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
 for ax, solution, anchors in zip(axes, exact, positions, strict=True):
-    ax.imshow(
-        solution[:, ::8].T, origin="lower", extent=(0, 1, 0, 1), aspect="auto", cmap="RdBu_r"
-    )
+    ax.imshow(solution[:, ::8].T, origin="lower", extent=(0, 1, 0, 1), aspect="auto", cmap="RdBu_r")
     ax.plot(*anchors.T, "k.", markersize=1.5)
     ax.set_xlabel("time, scaled")
 axes[0].set_ylabel("space")

@@ -1,8 +1,8 @@
 """A condition: viscosity.
 
-Some inputs are one number for the whole problem: a viscosity, a Reynolds number, a load. The model
-takes them as its *condition*. The weights `burgers-all`, which come with the package, were trained on
-twelve viscosities from 0.001 to 4.
+Some inputs are one number for the whole problem: a viscosity, a Reynolds number, a load. The
+model takes them as its *condition*. The weights `burgers-all`, which come with the package, were
+trained on twelve viscosities from 0.001 to 4.
 """
 
 # %%
@@ -17,7 +17,8 @@ import fst
 from fst.data import burgers
 from fst.metrics import relative_l2
 
-TIMES, CELLS = 201, 1024
+TIMES = 201  # 11 in tests
+CELLS = 1024  # 64 in tests
 VISCOSITIES = torch.tensor([0.001, 0.01, 0.1, 1.0])
 initial = burgers.sample_initial(1, CELLS, seed=5)
 times = torch.linspace(0, 2, TIMES)
@@ -31,6 +32,7 @@ exact = burgers.solve(initial.expand(4, -1), VISCOSITIES.double(), times).float(
 model = fst.from_pretrained("burgers-all").eval()
 t, x = torch.linspace(0, 1, TIMES), torch.linspace(0, 1, CELLS)
 grid = torch.cartesian_prod(t, x)
+EACH = 32  # 1 in tests
 observed = (grid[:, 0] == 0) | (((grid[:, 1] == 0) | (grid[:, 1] == 1)) & (grid[:, 0] > 0))
 values = exact.reshape(4, -1, 1)
 with torch.no_grad():
@@ -39,8 +41,8 @@ with torch.no_grad():
             grid[observed].expand(4, -1, -1), values[:, observed], condition=VISCOSITIES[:, None]
         )
     )
-    predicted = field(grid[::32].expand(4, -1, -1))
-for viscosity, error in zip(VISCOSITIES, relative_l2(predicted, values[:, ::32]), strict=True):
+    predicted = field(grid[::EACH].expand(4, -1, -1))
+for viscosity, error in zip(VISCOSITIES, relative_l2(predicted, values[:, ::EACH]), strict=True):
     print(f"viscosity {viscosity:5.3f}: relative L2 error {error:.4f}")
 
 # %%
@@ -48,7 +50,7 @@ for viscosity, error in zip(VISCOSITIES, relative_l2(predicted, values[:, ::32])
 figure, axes = plt.subplots(1, 4, figsize=(11, 2.4), layout="constrained", sharey=True)
 moment = TIMES // 4
 with torch.no_grad():
-    where = torch.stack((t[moment].expand(256), x[::4]), dim=-1)
+    where = torch.stack((t[moment].expand(len(x) // 4), x[::4]), dim=-1)
     profiles = field(where.expand(4, -1, -1))
 for ax, viscosity, right, found in zip(axes, VISCOSITIES, exact, profiles, strict=True):
     ax.plot(x, right[moment], "0.7", linewidth=4, label="exact")
@@ -61,5 +63,6 @@ plt.show()
 # %%
 # ## In your own data
 #
-# A condition in a file of your own: `PointSample(..., condition=[0.01])`, see [Own data](../data.md).
-# In a configuration: `FunctionSpaceConfig(condition_channels=1, log_condition=True)`.
+# A condition in a file of your own: `PointSample(..., condition=[0.01])`, see [Own
+# data](../data.md). In a configuration: `FunctionSpaceConfig(condition_channels=1,
+# log_condition=True)`.

@@ -1,8 +1,8 @@
 """Darcy flow.
 
-Water seeps through ground of two kinds. The coefficient is 0.36 in one and 0.02 in the other, and the
-pressure solves −∇·(a∇u) = 1 with u = 0 on the boundary. The weights `darcy` come with the package:
-they map the coefficient on a 128 × 128 grid to the pressure at any point.
+Water seeps through ground of two kinds. The coefficient is 0.36 in one and 0.02 in the other, and
+the pressure solves −∇·(a∇u) = 1 with u = 0 on the boundary. The weights `darcy` come with the
+package: they map the coefficient on a 128 × 128 grid to the pressure at any point.
 """
 
 # %%
@@ -17,7 +17,7 @@ import fst
 from fst.data import darcy
 from fst.metrics import relative_l2
 
-NODES = 128
+NODES = 128  # 32 in tests
 coefficient = darcy.sample_coefficient(1, NODES, seed=3)  # (1, 128, 128)
 exact = darcy.solve(coefficient)[0].float()
 
@@ -60,8 +60,8 @@ plt.show()
 # %%
 # ## Which anchors matter
 #
-# The field can be decoded from a few near anchors. How much is lost depends on the length scales that
-# the model has learned.
+# The field can be decoded from a few near anchors. How much is lost depends on the length scales
+# that the model has learned.
 with torch.no_grad():
     for neighbors in (1024, 64, 16):
         found = field(asked, neighbors=neighbors)

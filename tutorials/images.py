@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 
 from fst.vision import ImageClassifier, ImageClassifierConfig
 
-STEPS = 250  # 2 in tests
+STEPS = 400  # 2 in tests
 
 torch.manual_seed(0)
 NAMES = ("cross", "disc", "square")
@@ -44,20 +44,36 @@ def draw(count):
 # 64 patches of 4 × 4 pixels, 8 rows of 8 anchors, two refinement steps.
 model = ImageClassifier(
     ImageClassifierConfig(
-        class_names=NAMES, image_size=(32, 32), patch_size=4, channels=16, width=48, heads=4,
-        fourier_bands=8, rows=8, anchors_per_row=8, predictor_width=32, predictor_blocks=1,
-        refinement_steps=2, points_from_sobol=48,
-    )  # fmt: skip
+        class_names=NAMES,
+        image_size=(32, 32),
+        patch_size=4,
+        channels=16,
+        width=48,
+        heads=4,
+        fourier_bands=8,
+        rows=8,
+        anchors_per_row=8,
+        predictor_width=32,
+        predictor_blocks=1,
+        refinement_steps=2,
+        points_from_sobol=48,
+    )
 )
-optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, STEPS)
+matrices = [p for p in model.parameters() if p.ndim == 2]
+others = [p for p in model.parameters() if p.ndim != 2]
+optimizers = [
+    torch.optim.Muon(matrices, lr=3e-3, weight_decay=0, adjust_lr_fn="match_rms_adamw"),
+    torch.optim.Adam(others, lr=3e-3),
+]
+schedules = [torch.optim.lr_scheduler.OneCycleLR(o, 3e-3, STEPS) for o in optimizers]
 for _ in range(STEPS):
     images, labels = draw(32)
     loss = torch.nn.functional.cross_entropy(model(images), labels)
     loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    schedule.step()
+    for optimizer, schedule in zip(optimizers, schedules, strict=True):
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
 
 model.eval()
 images, labels = draw(256)

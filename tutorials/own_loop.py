@@ -1,7 +1,7 @@
 """Training in your own PyTorch loop.
 
-A model of this package is an `nn.Module`. It needs no trainer: this is a loop of a dozen lines, with
-two things worth knowing about standardisation and about the optimiser.
+A model of this package is an `nn.Module`. It needs no trainer: this is a loop of a dozen lines,
+with two things worth knowing about standardisation and about the optimiser.
 """
 
 # %%
@@ -56,9 +56,9 @@ print(f"{fst.parameter_count(model):,} parameters")
 # %%
 # ## Standardisation
 #
-# The model takes and gives values in your units. Inside it works with numbers of mean 0 and standard
-# deviation 1, and the two sets of statistics are part of its weights. Set them once, from training
-# data.
+# The model takes and gives values in your units. Inside it works with numbers of mean 0 and
+# standard deviation 1, and the two sets of statistics are part of its weights. Set them once,
+# from training data.
 observations, queries, targets = batch(512)
 model.standardize_values.set(observations.values.mean(), observations.values.std())
 model.standardize_outputs.set(targets.mean(), targets.std())
@@ -80,9 +80,9 @@ schedules = [torch.optim.lr_scheduler.OneCycleLR(o, 3e-3, STEPS) for o in optimi
 # %%
 # ## The loop
 #
-# `model(observations)` gives a field, `field(queries)` the values. Evaluation points are drawn from
-# the configuration's seeds, so the same call gives the same answer. In training, fresh ones in every
-# step are better: `point_stream` gives them.
+# `model(observations)` gives a field, `field(queries)` the values. Evaluation points are drawn
+# from the configuration's seeds, so the same call gives the same answer. In training, fresh ones
+# in every step are better: `point_stream` gives them.
 stream = model.point_stream(anchor_seed=1, sobol_seed=2)
 losses = []
 for _ in range(STEPS):

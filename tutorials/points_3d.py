@@ -7,7 +7,8 @@ for it elsewhere. Nothing changes but the number of axes.
 # %%
 # ## Samples
 #
-# Three smooth sources per sample, 120 sensors and 400 queries, all at random places of the unit box.
+# Three smooth sources per sample, 120 sensors and 400 queries, all at random places of the unit
+# box.
 import tempfile
 from pathlib import Path
 
@@ -19,8 +20,8 @@ import fst
 from fst.cli import main as fst_command
 from fst.data import Label, Labels, PointSample, write_points
 
-SAMPLES = 400  # 12 in tests
-STEPS = 600  # 2 in tests
+SAMPLES = 800  # 12 in tests
+STEPS = 1000  # 2 in tests
 
 
 def temperature(sources, positions):
@@ -48,7 +49,8 @@ write_points(
 # %%
 # ## Training
 #
-# On three axes `rows` has two numbers: 5 × 5 rows of 5 anchors each, which move along the last axis.
+# On three axes `rows` has two numbers: 5 × 5 rows of 5 anchors each, which move along the last
+# axis.
 command = (
     f"train own/fst --data {folder}/heat.h5 --out {folder}/run --device cpu "
     "--model.width 32 --model.heads 4 --model.fourier-bands 4 --model.rows 5 5 "
@@ -65,8 +67,8 @@ model = fst.from_pretrained(folder / "run" / "best").eval()
 # %%
 # ## A slice through a new sample
 #
-# The field is asked on a plane at height 0.5, which no sensor lies in exactly. Sensors within 0.1 of
-# the plane are drawn.
+# The field is asked on a plane at height 0.5, which no sensor lies in exactly. Sensors within 0.1
+# of the plane are drawn.
 sources, new = sample(100_000)
 seen = fst.Observations(
     torch.tensor(new.positions, dtype=torch.float32)[None],

@@ -48,7 +48,8 @@ print(f"the same numbers: {same}")
 # %%
 # ## A damaged file is refused
 #
-# The weights carry a digest of themselves. One changed byte is noticed, and the error names the file.
+# The weights carry a digest of themselves. One changed byte is noticed, and the error names the
+# file.
 weights = folder / "model.safetensors"
 data = bytearray(weights.read_bytes())
 data[-1] ^= 1

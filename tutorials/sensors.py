@@ -8,8 +8,9 @@ fall with the number of sensors?
 # %%
 # ## Fields
 #
-# Smooth random fields: sums of waves with random directions and phases. Their covariance is known,
-# so there is a best linear estimate (kriging) to compare with. The model is not told the covariance.
+# Smooth random fields: sums of waves with random directions and phases. Their covariance is
+# known, so there is a best linear estimate (kriging) to compare with. The model is not told the
+# covariance.
 import math
 
 import torch
@@ -80,8 +81,8 @@ print(f"loss of the first step {losses[0]:.2f}, mean of the last 50 {sum(losses[
 # ## Error against the number of sensors
 #
 # 64 new fields. Kriging solves one linear system per field with the true covariance: no estimate
-# that is linear in the sensors' values has a lower expected squared error. The nearest sensor is the
-# simplest estimate there is.
+# that is linear in the sensors' values has a lower expected squared error. The nearest sensor is
+# the simplest estimate there is.
 
 
 def kriging(observations, queries, count):

@@ -2,8 +2,8 @@
 
 `tutorials/` become pages with pictures, the command line its reference; files of the repository's
 root become pages too. `$…$` and `$$…$$` become MathML, which browsers draw by themselves. A line
-`{{ source fst.layer.Read.forward }}` becomes the code of that name. Nothing on a built page may come
-from another host: the build fails if something does.
+`{{ source fst.layer.Read.forward }}` becomes the code of that name. Nothing on a built page may
+come from another host: the build fails if something does.
 """
 
 import contextlib
@@ -35,12 +35,19 @@ REDUCED = os.environ.get("FST_DOCS_REDUCED") == "1"
 """Tutorials at the size of the tests, for whoever writes a page and wants to see it soon."""
 
 # Files of the root that are pages, and their addresses in the site.
-ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "LOG.md": "log.md"}
+ROOT_PAGES = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "LOG.md": "log.md",
+}
 SOURCE = re.compile(r"^\{\{ source ([\w.]+) \}\}$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.+?)\\[)\]]</\1>', re.DOTALL)
-LOADED = re.compile(r'<(?:script|img|iframe|source)[^>]+src="(?:https?:)?//[^"]*"'
-                    r'|<link[^>]+rel="(?:stylesheet|preconnect|icon)"[^>]*href="(?:https?:)?//[^"]*"')  # fmt: skip
+OTHER_HOST = r'"(?:https?:)?//[^"]*"'
+LOADED = re.compile(
+    rf"<(?:script|img|iframe|source)[^>]+src={OTHER_HOST}"
+    rf'|<link[^>]+rel="(?:stylesheet|preconnect|icon)"[^>]*href={OTHER_HOST}'
+)
 
 
 def on_files(files: Files, *, config: Any) -> Files:
@@ -72,7 +79,11 @@ def scripts() -> list[Path]:
 def made(script: Path) -> Path:
     """The folder with a tutorial's page; it is run anew when it or the package has changed."""
     folder = CACHE / script.stem
-    sources = [script, *sorted((ROOT / "src" / "fst").rglob("*.py")), *Path(__file__).parent.glob("*.py")]
+    sources = [
+        script,
+        *sorted((ROOT / "src" / "fst").rglob("*.py")),
+        *Path(__file__).parent.glob("*.py"),
+    ]
     digest = hashlib.sha256(str(REDUCED).encode())
     for path in sources:
         digest.update(path.read_bytes())
@@ -87,17 +98,23 @@ def made(script: Path) -> Path:
 
 
 def gallery(folders: dict[str, Path]) -> str:
-    """A card for each tutorial: its title, its first sentence and its last picture."""
-    lines = ["# Gallery", "", "Each picture was made by the script behind it when this site was "
-             "built. Every script runs in under two minutes on two CPU cores.", "",
-             '<div class="grid cards" markdown>', ""]  # fmt: skip
-    for name, folder in folders.items():
-        pictures = sorted(folder.glob("*.png"))
+    """A card for each tutorial in the order of the navigation, those of the gallery first."""
+    nav = (ROOT / "mkdocs.yml").read_text()
+    order = re.findall(r"tutorials/(\w+)\.md", nav[nav.index("- Gallery:") :] + nav)
+    cards = []
+    for name in dict.fromkeys(order):
+        pictures = sorted(folders[name].glob("*.png")) if name in folders else []
         if pictures:
             heading = tutorial.title((ROOT / "tutorials" / f"{name}.py").read_text())
-            lines += [f"- [![]({f'tutorials/{pictures[0].name}'})](tutorials/{name}.md)", "",
-                      f"    [{heading}](tutorials/{name}.md)", ""]  # fmt: skip
-    return "\n".join([*lines, "</div>", ""])
+            page = f"tutorials/{name}.md"
+            cards.append(
+                f"- [![](tutorials/{pictures[0].name})]({page})\n\n    [{heading}]({page})"
+            )
+    opening = (
+        "# Gallery\n\nEach picture was made by the script behind it when this site was built. Every "
+        'script takes under two minutes on two CPU cores.\n\n<div class="grid cards" markdown>\n'
+    )
+    return "\n\n".join([opening, *cards, "</div>"]) + "\n"
 
 
 def command_line() -> str:
@@ -105,9 +122,12 @@ def command_line() -> str:
     from fst import cli
 
     os.environ.update(COLUMNS="88", NO_COLOR="1", TERM="dumb")
-    page = ["# Command line", "Written by the parsers. `fst train RECIPE --help` also lists every "
-            "field of a recipe as an option. Guides: [training](training.md), "
-            "[evaluation](evaluation.md), [comparisons](compare.md), [exploring](explore.md)."]  # fmt: skip
+    page = [
+        "# Command line",
+        "Written by the parsers. `fst train RECIPE --help` also lists every field of a recipe. "
+        "Guides: [training](training.md), [evaluation](evaluation.md), "
+        "[comparisons](compare.md), [exploring](explore.md).",
+    ]
     commands = [[], *([name] for name in cli.COMMANDS)]
     commands += [["data", "burgers"], ["data", "darcy"], ["data", "check"]]
     for words in commands:
@@ -123,7 +143,9 @@ def on_page_markdown(markdown: str, *, page: Page, config: Any, files: Files) ->
     markdown = SOURCE.sub(lambda found: f"```python\n{source(found[1])}\n```", markdown)
     address = page.file.src_uri
     originals = {site: original for original, site in ROOT_PAGES.items()}
-    original = originals.get(address, "results/README.md" if address == "results.md" else f"docs/{address}")
+    original = originals.get(
+        address, "results/README.md" if address == "results.md" else f"docs/{address}"
+    )
     if (ROOT / original).is_file():
         markdown = LINK.sub(lambda found: site_link(found, original, address), markdown)
     return markdown
@@ -161,7 +183,9 @@ def site_link(found: re.Match[str], original: str, address: str) -> str:
         site = path.removeprefix("docs/")
     else:
         return text
-    return f"[{text}]({posixpath.relpath(site, posixpath.dirname(address) or '.')}{hash_mark}{anchor})"
+    return (
+        f"[{text}]({posixpath.relpath(site, posixpath.dirname(address) or '.')}{hash_mark}{anchor})"
+    )
 
 
 def on_page_content(html: str, *, page: Page, config: Any, files: Files) -> str:
@@ -177,6 +201,9 @@ def on_page_content(html: str, *, page: Page, config: Any, files: Files) -> str:
 
 def on_post_build(*, config: Any) -> None:
     """Fail where a page would load something from another host."""
+    for path in Path(config.site_dir).rglob("*.js"):
+        # The theme fetches two things for old browsers and for diagrams, which no page has.
+        path.write_text(re.sub(r"https://unpkg\.com/", "missing/", path.read_text()))
     for path in Path(config.site_dir).rglob("*.html"):
         if found := LOADED.search(path.read_text()):
             raise PluginError(f"{path}: loads from another host: {found[0]}")

@@ -22,13 +22,12 @@ from matplotlib import pyplot as plt
 
 CUT = re.compile(r"^# %%.*\n", re.MULTILINE)
 SIZE = re.compile(r"^(\w+ = )(.+?)  # (.+) in tests$", re.MULTILINE)
-LONGEST_OUTPUT = 12
-"""Lines of printed text on a page; of more, the first and the last are shown."""
+LONGEST_OUTPUT = 12  # lines; of more, the first and the last are shown
 
 
 STAND_IN = (
-    "!!! warning\n    The weights `{0}` do not ship with this version. Numbers and pictures on this "
-    "page are those of a small model that was trained for half a minute."
+    "!!! warning\n    The weights `{0}` do not ship with this version. Numbers and pictures on "
+    "this page are those of a small model that was trained for half a minute."
 )
 
 
@@ -58,8 +57,7 @@ def cells(script: str) -> list[Cell]:
             while comments < len(rows) and rows[comments].startswith("#"):
                 comments += 1
         text = "\n".join(row[2:] for row in rows[:comments])
-        code = "\n".join(rows[comments:])
-        found.append(Cell(text, code, line + comments))
+        found.append(Cell(text, "\n".join(rows[comments:]), line + comments))
         line += len(rows)
     return [cell for cell in found if cell.text or cell.code.strip()]
 
