@@ -79,11 +79,9 @@ def scripts() -> list[Path]:
 def made(script: Path) -> Path:
     """The folder with a tutorial's page; it is run anew when it or the package has changed."""
     folder = CACHE / script.stem
-    sources = [
-        script,
-        *sorted((ROOT / "src" / "fst").rglob("*.py")),
-        *Path(__file__).parent.glob("*.py"),
-    ]
+    here = Path(__file__).parent
+    package = sorted((ROOT / "src" / "fst").rglob("*.py"))
+    sources = [script, here / "tutorial.py", here / "stand_in.py", *package]
     digest = hashlib.sha256(str(REDUCED).encode())
     for path in sources:
         digest.update(path.read_bytes())
@@ -111,8 +109,8 @@ def gallery(folders: dict[str, Path]) -> str:
                 f"- [![](tutorials/{pictures[0].name})]({page})\n\n    [{heading}]({page})"
             )
     opening = (
-        "# Gallery\n\nEach picture was made by the script behind it when this site was built. Every "
-        'script takes under two minutes on two CPU cores.\n\n<div class="grid cards" markdown>\n'
+        "# Gallery\n\nEach picture was made by the script behind it when this site was built. "
+        'Every script takes under two minutes on two CPU cores.\n\n<div class="grid cards" markdown>\n'
     )
     return "\n\n".join([opening, *cards, "</div>"]) + "\n"
 
