@@ -13,6 +13,7 @@ FST needs no mapping to a common shape: observations and queries are points, whe
 # Lines of flow follow the walls, so with η across the channel from 0 to 1 the temperature obeys
 # T_x = T_ηη / (Pe h(x)), where h is the width. It starts at 0, and the walls have temperature 1. We
 # step along the channel with a small implicit solver.
+import os
 import tempfile
 from pathlib import Path
 
@@ -128,3 +129,51 @@ for row, seed in enumerate((10_001, 10_002, 10_003)):
         if row == 0:
             figure.colorbar(image, ax=axes[:, list(axes[0]).index(ax)], shrink=0.6)
 plt.show()
+
+# %%
+# ## A published mesh: the Graetz problem
+#
+# The Python package smithers (licence MIT) has 200 solutions of a heated channel on an unstructured
+# mesh of 5,160 nodes, with two parameters each. All of them lie on one mesh there, so the parameters
+# are the condition, and the observations only say where the channel is. Save the arrays `points`,
+# `snapshots`, `params` and `triangles` as one `.npz` file, and name it in the variable `FST_GRAETZ`
+# to run this part.
+graetz = Path(os.environ.get("FST_GRAETZ", "data/graetz.npz"))
+if graetz.is_file():
+    data = np.load(graetz)
+    points, parameters = data["points"].astype(float), data["params"]
+
+    def solutions():
+        for nodes, parameter, solution in zip(points, parameters, data["snapshots"], strict=True):
+            seen = nodes[::20]
+            yield PointSample(seen, np.ones((len(seen), 1)), nodes, solution[:, None], parameter)
+
+    box = fst.Domain(tuple(points.min(axis=(0, 1))), tuple(points.max(axis=(0, 1))))
+    rows = np.random.default_rng(0).permutation(len(points)).tolist()
+    first, second = int(0.3 * len(rows)), int(0.35 * len(rows))
+    splits = {"training": rows[:first], "validation": rows[first:second], "test": rows[second:]}
+    write_points(folder / "graetz.h5", solutions(), box, splits=splits)
+    assert (
+        fst_command(command.replace("channels.h5", "graetz.h5").replace("/run", "/two").split())
+        == 0
+    )
+    model = fst.from_pretrained(folder / "two" / "best").eval()
+
+    row = splits["test"][0]
+    where = torch.tensor(points[row], dtype=torch.float32)[None]
+    seen = fst.Observations(
+        where[:, ::20], torch.ones_like(where[:, ::20, :1]), torch.tensor(parameters[[row]])
+    )
+    with torch.no_grad():
+        found = model(seen)(where)[0, :, 0].numpy()
+    exact = data["snapshots"][row]
+    error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    print(f"Graetz, one test sample: relative L2 error {error:.4f}")
+    figure, axes = plt.subplots(1, 3, figsize=(10, 1.8), layout="constrained", sharey=True)
+    pictures = {"exact": exact, "predicted": found, "error": abs(found - exact)}
+    for ax, (name, picture) in zip(axes, pictures.items(), strict=True):
+        mesh = Triangulation(*points[row].T, data["triangles"])
+        image = ax.tripcolor(mesh, picture, shading="gouraud", cmap="inferno")
+        ax.set(title=name, aspect="equal")
+        figure.colorbar(image, ax=ax, shrink=0.7)
+    plt.show()
