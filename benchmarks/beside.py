@@ -26,8 +26,8 @@ from speed_sizes import PAPER
 from torch import Tensor
 
 from fst.cuda_graph import capture
-from fst.pretrained import write_atomically
-from fst.training.environment import describe
+from fst.io import write_atomically
+from fst.training.run_folder import describe_environment
 
 # How many times as far off as alone, over fewer passes, a gradient may be.
 FARTHER = 10
@@ -111,7 +111,7 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("beside.py needs a GPU")
-    environment = describe()
+    environment = describe_environment()
     environment["command"] = [Path(each).name for each in environment["command"]]
     replay, *found = recorded_pass()
     replay()

@@ -39,13 +39,20 @@ from fst.data.views import (
     index_product,
     subset_indices,
 )
-from fst.pretrained import write_atomically
+from fst.io import write_atomically
 from fst.recipes import find
-from fst.training.environment import describe
 from fst.training.loop import build_accelerator
-from fst.training.muon import COEFFICIENTS, LEAST_NORM, STEPS, matrix_shape
-from fst.training.optimization import build_optimizer
-from fst.training.optimizer import BETAS, EAGER_STEPS, Optimizer
+from fst.training.optimizer import (
+    BETAS,
+    COEFFICIENTS,
+    EAGER_STEPS,
+    LEAST_NORM,
+    STEPS,
+    Optimizer,
+    build_optimizer,
+    matrix_shape,
+)
+from fst.training.run_folder import describe_environment
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer
 
@@ -308,7 +315,7 @@ def main(given: list[str] | None = None) -> None:
     device = torch.device(arguments.device)
     recipe = SMALL if arguments.quick else RECIPE
     arguments.out.mkdir(parents=True, exist_ok=True)
-    environment = describe()
+    environment = describe_environment()
     environment["command"] = [Path(each).name for each in environment["command"]]
     rows: list[Row] = []
 

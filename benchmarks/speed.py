@@ -51,8 +51,9 @@ from speed_setting import Row, Section, Setting
 from speed_sizes import PAPER, QUICK, REDUCED
 from speed_training import Training
 
-from fst.pretrained import WEIGHTS, to_json, write_atomically
-from fst.training.environment import describe
+from fst.io import write_atomically
+from fst.pretrained import WEIGHTS, to_json
+from fst.training.run_folder import describe_environment
 
 # In the order of measurement: the roofline looks at the rows before it.
 SECTIONS: dict[str, Section] = {
@@ -79,7 +80,7 @@ class Results:
         self.file = file
         self.rows: dict[str, list[Row]] = {}
         self.conclusions: dict[str, Row] = {}
-        environment = describe()
+        environment = describe_environment()
         # Files by their names alone, as the program: where they lie is nobody's business.
         environment["command"] = [Path(each).name for each in environment["command"]]
         self.heading: Row = {"environment": environment, "setting": _plain(setting)}

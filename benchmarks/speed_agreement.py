@@ -89,7 +89,7 @@ class Agreement(Section):
         with path(name):
             training = training_on_burgers(int(start), setting)
             advance(training, setting.steps)
-        losses = [loss for loss, _ in training.progression.pending]
+        losses = [loss for loss, _ in training.state.pending]
         return {
             "path": name,
             "start": int(start),
@@ -196,7 +196,7 @@ class Rounding(Section):
         every = max(1, setting.steps // CHECKS)
         found = []
         for step in range(0, setting.steps + 1, every):
-            advance(training, step - training.progression.step)
+            advance(training, step - training.state.step)
             found.append({"step": step, **rounding(training, setting.precisions[0])})
         medians = {name: statistics.median(each[name] for each in found) for name in self.errors}
         return {"steps": found[-1]["step"], "checks": len(found), **medians, "found": found}
@@ -216,7 +216,7 @@ class Rounding(Section):
 def rounding(training: Trainer, number: str) -> Row:
     """Relative errors of both paths on a part of the next batch, with the weights as they are."""
     network, device = training.model, training.device
-    batch = _few(next(training.batches.at(training.progression.step + 1)))
+    batch = _few(next(training.batches.at(training.state.step + 1)))
     draws = network.point_stream(SEED, SEED + 1).draw().to(device, torch.float32)
     exact = unfuse(copy.deepcopy(network)).double()
     precise = Batch(

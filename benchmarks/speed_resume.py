@@ -11,7 +11,7 @@ from typing import Any
 
 from speed_setting import Row
 
-from fst.commands.json_files import differences
+from fst.io import differences
 
 
 def read(file: Path, heading: Row, sections: Collection[str]) -> Row:

@@ -241,7 +241,7 @@ def test_every_parameter_of_every_ablation_learns(name):
 def test_ablations_keep_what_they_say():
     fixed = small_model(small_config(coordinates="uniform", length_scales="fixed"))
     assert parameter_count(fixed.predict_anchors) == 0
-    assert list(fixed.learning_rate_groups()) == ["main"]
+    assert list(fixed.param_groups()) == ["main"]
     first, second = (fixed(some_observations(fixed)).anchors for _ in range(2))
     torch.testing.assert_close(first.positions, second.positions)
     adaptive = small_model()
@@ -285,7 +285,7 @@ def test_work_that_does_not_change_is_done_once(monkeypatch):
 
 def test_predictor_has_its_own_learning_rate_group():
     model = FunctionSpaceTransformer(FunctionSpaceConfig())
-    groups = model.learning_rate_groups()
+    groups = model.param_groups()
     sizes = {name: sum(p.numel() for p in group) for name, group in groups.items()}
     assert sizes["predictor"] == 39_888 + 4_464 + 669_312 + 13_920
     assert sum(sizes.values()) == 2_830_721

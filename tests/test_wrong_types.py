@@ -17,9 +17,8 @@ from fst.baselines import (
 from fst.data import BurgersData, DarcyData, ImageData, PointData, PointSample
 from fst.evaluation.classification import ClassificationSettings
 from fst.evaluation.protocol import EvaluationSettings
-from fst.training.objectives import CrossEntropy
 from fst.training.schedules import Plateau, Stages, WarmupCosine
-from fst.training.settings import TrainingSettings
+from fst.training.settings import CrossEntropy, TrainingSettings
 from fst.types import check_argument
 
 SETTINGS = [

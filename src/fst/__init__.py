@@ -60,7 +60,7 @@ _MODULES = {
 
 
 def from_pretrained(source: str | Path) -> "Model":
-    """The model, of whatever kind, in a local folder or, by hf://owner/name, on the hub."""
+    """A model of any kind: from a folder, by a shipped name, or from the hub (hf://owner/name)."""
     from fst.base import Model
 
     for models in ("fst.baselines", "fst.vision"):  # so that their classes are known

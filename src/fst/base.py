@@ -42,11 +42,11 @@ class Model(nn.Module, ABC):
         del anchor_seed, sobol_seed
         return None
 
-    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+    def param_groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by the learning rate they take: `main`, and `predictor` where there is one."""
         return {"main": list(self.parameters())}
 
-    def undecayed(self) -> list[nn.Parameter]:
+    def no_weight_decay(self) -> list[nn.Parameter]:
         """Parameters that weight decay leaves alone, because zero is no natural value of theirs."""
         return []
 
@@ -65,7 +65,9 @@ class Model(nn.Module, ABC):
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> Self:
-        """The model saved in a local folder or, by hf://owner/name, on the Hugging Face hub.
+        """The model saved in a local folder, shipped under a name, or on the Hugging Face hub.
+
+        A model on the hub is named hf://owner/name; `fst.pretrained.shipped` knows the names.
 
         Called on `Model` it loads any model; called on a class, only that class and its kin.
         """

@@ -2,13 +2,11 @@
 
 The configuration is a dataclass; the JSON names the model's class and spells its fields, and is
 checked field by field when it is read. The weights carry a digest of themselves, and are compared
-with it.
+with it. Weights that ship with fst lie in folders of the same kind, and are known by their names.
 """
 
 import hashlib
-import json
 import math
-import os
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +17,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fst.io import json_text, parse_json, write_atomically
+
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 HUB = "hf://"
+SHIPPED = Path(__file__).parent / "weights"
 DIGEST = "sha256"  # in the metadata of the weights
 Config = TypeVar("Config")
 
@@ -47,24 +48,6 @@ converter.register_structure_hook(
 
 class PretrainedError(ValueError):
     """A folder does not hold a model that can be loaded."""
-
-
-def parse_json(text: str | bytes) -> Any:
-    """What JSON text says; ValueError where it says nothing, or is nested beyond reason."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def flat(values: object, name: str = "") -> dict[str, Any]:
-    """Nested JSON objects as one, with dotted names."""
-    if not isinstance(values, dict):
-        return {name: values}
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{name}.{key}" if name else str(key))
-    return found
 
 
 def to_json(config: object) -> dict[str, Any]:
@@ -103,16 +86,6 @@ def check_sizes(config: object, source: str) -> None:
             raise PretrainedError(f"{source}: {name} must be at most {largest:,}, got {value}")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file by a complete one: a reader sees the old or the new, never a part."""
-    partial = path.with_name(path.name + ".part")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
 def save(name: str, config: object, weights: dict[str, Tensor], folder: Path) -> None:
     """Write a model's weights and configuration into `folder`, which is made if missing."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +93,7 @@ def save(name: str, config: object, weights: dict[str, Tensor], folder: Path) ->
     data = safetensors.torch.save(plain, metadata={DIGEST: digest(plain)})
     write_atomically(folder / WEIGHTS, data)
     description = {"model": name, "config": to_json(config)}
-    write_atomically(folder / CONFIG, (json.dumps(description, indent=2) + "\n").encode())
+    write_atomically(folder / CONFIG, json_text(description).encode())
 
 
 def digest(weights: dict[str, Tensor]) -> str:
@@ -132,18 +105,30 @@ def digest(weights: dict[str, Tensor]) -> str:
     return found.hexdigest()
 
 
+def shipped() -> dict[str, Path]:
+    """The weights that ship with this copy of fst, by name."""
+    return {path.parent.name: path.parent for path in sorted(SHIPPED.glob(f"*/{WEIGHTS}"))}
+
+
 def find(source: str | Path) -> Path:
-    """A local folder with a model or, for hf://owner/name, a download from the Hugging Face hub."""
+    """A local folder, the folder of a shipped name or, for hf://owner/name, a download.
+
+    A local folder comes before shipped weights of the same name.
+    """
     if not isinstance(source, str | Path):
         raise TypeError(f"source must be a folder or {HUB}owner/name, got {type(source).__name__}")
     if str(source).startswith(HUB):
         return _download(str(source))
-    if not Path(source).is_dir():
+    if Path(source).is_dir():
+        return Path(source)
+    known = shipped()
+    if str(source) not in known:
         raise PretrainedError(
-            f"{source}: there is no such folder (a model on the Hugging Face hub is named "
+            f"{source}: there is no such folder, and the weights that ship with fst are "
+            f"{', '.join(known) or 'none'} (a model on the Hugging Face hub is named "
             f"{HUB}owner/name)"
         )
-    return Path(source)
+    return known[str(source)]
 
 
 def _download(source: str) -> Path:

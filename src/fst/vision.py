@@ -385,12 +385,12 @@ class ImageClassifier(Classifier):
         logits: Tensor = self.head(self._refine(images, draws).features)
         return logits
 
-    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+    def param_groups(self) -> dict[str, list[nn.Parameter]]:
         predictor = self.predict_anchors.predicting()
         known = {id(parameter) for parameter in predictor}
         main = [parameter for parameter in self.parameters() if id(parameter) not in known]
         return {"main": main, "predictor": predictor}
 
-    def undecayed(self) -> list[nn.Parameter]:
+    def no_weight_decay(self) -> list[nn.Parameter]:
         sigma = [each for name, each in self.named_parameters() if name.endswith("log_sigma")]
         return [*self.predict_anchors.scales.logarithms(), *sigma]

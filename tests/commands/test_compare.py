@@ -16,9 +16,10 @@ import pytest
 
 import fst
 from comparison_recipes import GRIDS, Launches, contents, small
+from fst import io
 from fst.baselines import FNOConfig
 from fst.commands import compare as compare_module
-from fst.commands import jobs, json_files
+from fst.commands import jobs
 from fst.commands import train as train_command
 from fst.commands.compare import ModelJob, compare
 from fst.evaluation.comparison import PAPER, SPREAD
@@ -377,7 +378,7 @@ def test_a_model_that_was_trained_is_not_left_out(copy, data, monkeypatch):
 
 
 def test_a_failure_that_cannot_be_written_down_is_one_clear_error(tmp_path, data, monkeypatch):
-    write = json_files.write_atomically
+    write = io.write_atomically
 
     def full(path, *data):
         if data and path.parent.name != "failures":
@@ -385,8 +386,8 @@ def test_a_failure_that_cannot_be_written_down_is_one_clear_error(tmp_path, data
         raise OSError(errno.ENOSPC, "No space left on device")
 
     launches = Launches(fst=killed)
-    monkeypatch.setattr(json_files, "write_atomically", full)
-    with pytest.raises(TrainingError, match="no space left on the disk of"):
+    monkeypatch.setattr(io, "write_atomically", full)
+    with pytest.raises(io.FileError, match="no space left on the disk of"):
         run(tmp_path / "c", data, launches)
     assert launches.seen == ["fst-seed1"]
     monkeypatch.setattr(ModelJob, "work", full)

@@ -41,7 +41,7 @@ def kill_in_update(number: int) -> None:
     draw, seen = Trainer._draw, set()
 
     def deadly(trainer: Trainer, stream: Any) -> Any:
-        seen.add(trainer.progression.step)
+        seen.add(trainer.state.step)
         if len(seen) == number:
             die()
         return draw(trainer, stream)

@@ -67,7 +67,7 @@ class TinyModel(Operator):
     def point_stream(self, anchor_seed: int, sobol_seed: int) -> ResampledPoints:
         return ResampledPoints(2, 9, 4, 3, 1, anchor_seed, sobol_seed)
 
-    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+    def param_groups(self) -> dict[str, list[nn.Parameter]]:
         predictor = list(self.predict_anchors.parameters())
         known = {id(parameter) for parameter in predictor}
         return {

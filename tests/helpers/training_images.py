@@ -17,7 +17,7 @@ from fst.data.samples import Rows
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.evaluation_points import PointDraws, ResampledPoints
 from fst.training import RunFolder, Summary, TrainingSettings, train
-from fst.training.objectives import CrossEntropy
+from fst.training.settings import CrossEntropy
 from training_fakes import tiny_settings
 
 SIZE = (4, 6)
@@ -56,7 +56,7 @@ class TinyClassifier(Classifier):
     def point_stream(self, anchor_seed: int, sobol_seed: int) -> ResampledPoints:
         return ResampledPoints(2, 9, 4, 3, 1, anchor_seed, sobol_seed)
 
-    def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:
+    def param_groups(self) -> dict[str, list[nn.Parameter]]:
         predictor = list(self.predict_anchors.parameters())
         known = {id(parameter) for parameter in predictor}
         return {

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from fst.training import Interrupted, TrainingError, run_folder
-from fst.training.loop import build_accelerator
-from fst.training.processes import end
+from fst.training.loop import build_accelerator, end_processes
 from fst.training.trainer import Trainer
 from training_fakes import (
     MUON_RANKS_SETTINGS,
@@ -27,7 +26,7 @@ def interrupted_on_one_process(path: Path) -> None:
     update = Trainer.update
 
     def signalled(trainer: Trainer) -> None:
-        if trainer.progression.step == 9 and os.environ["RANK"] == "1":
+        if trainer.state.step == 9 and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGTERM)
         update(trainer)
 
@@ -71,5 +70,5 @@ if __name__ == "__main__":
     print(f"rank {os.environ['RANK']} has the same weights: {equal_weights()}")
     image_train(folder / "two-images", IMAGE_RANKS_SETTINGS)
     streamed_train(folder / "two-streamed", IMAGE_RANKS_SETTINGS)
-    end(0)
+    end_processes(0)
     sys.exit("not ended")

@@ -87,9 +87,9 @@ def test_the_papers_settings(name):
 def test_the_predictor_takes_a_hundredth_of_the_rate():
     training = find("imagenet/fst").training
     assert training.predictor_learning_rate == pytest.approx(training.learning_rate / 100)
-    groups = fst.build("imagenet/fst").learning_rate_groups()
+    groups = fst.build("imagenet/fst").param_groups()
     assert set(groups) == {"main", "predictor"}
-    assert set(fst.build("imagenet/vit").learning_rate_groups()) == {"main"}
+    assert set(fst.build("imagenet/vit").param_groups()) == {"main"}
 
 
 def test_own_images_train_alike():

@@ -5,7 +5,7 @@ A setting is either in the table or named as ours: a new one has to be put into 
 
 import pytest
 
-from fst.pretrained import flat
+from fst.io import flat
 from fst.recipes import RECIPES, find
 
 # How fast a run goes, and what is kept and shown of it; the optimiser that the paper does not use.

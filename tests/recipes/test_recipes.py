@@ -31,8 +31,8 @@ NAMES = {
     "demo/burgers",
     "own/fst",
     *(f"own/images-{m}" for m in ("fst", "vit", "cnn-vit")),
-    *(f"fast/burgers-single/{m}" for m in (*BASELINES, "fst")),
-    *(f"fast/burgers-all/{m}" for m in ("fst", "fno", "perceiver-io")),
+    *(f"fast/burgers-single/{m}" for m in (*BASELINES, "fst", "fno-mended")),
+    *(f"fast/burgers-all/{m}" for m in ("fst", "fno", "fno-mended", "perceiver-io")),
     *(f"fast/darcy/{m}" for m in (*BASELINES, "fst")),
 }
 

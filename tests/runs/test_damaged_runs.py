@@ -12,7 +12,7 @@ import safetensors.torch
 
 from fst.cli import USER_ERROR, main
 from fst.training import NonFiniteError, TrainingError, checkpoint
-from fst.training.records import Records
+from fst.training.logging import MetricsLog
 from fst.training.run_folder import RunFolder
 from fst.training.trainer import Trainer
 from tiny import BURGERS, MODEL, TRAINING
@@ -177,7 +177,7 @@ def test_a_folder_that_is_moved_ends_the_run(tmp_path, monkeypatch, step, tensor
     update = Trainer.update
 
     def moving(trainer: Trainer) -> None:
-        if trainer.progression.step == step:
+        if trainer.state.step == step:
             (tmp_path / "run").rename(tmp_path / "elsewhere")
         update(trainer)
 
@@ -192,7 +192,7 @@ def test_a_writer_whose_folder_is_gone_is_quiet(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(threading, "excepthook", seen.append)
     folder = RunFolder.create(tmp_path / "run", {}, {})
-    with Records(folder, tiny_settings(tensorboard=False), 0):
+    with MetricsLog(folder, tiny_settings(tensorboard=False), 0):
 
         def fail(error: Exception) -> None:
             raise error
@@ -216,7 +216,7 @@ def spoil(monkeypatch, step: int) -> None:
     now = []
 
     def noted(trainer: Trainer) -> None:
-        now[:] = [trainer.progression.step + 1]
+        now[:] = [trainer.state.step + 1]
         update(trainer)
 
     def spoiled(self, *arguments):

@@ -100,7 +100,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.updates = 0.0, 0
-        monkeypatch.setattr("fst.training.journal.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("fst.training.logging.time.monotonic", lambda: self.now)
         update = budget.Trainer.update
 
         def counted(trainer: budget.Trainer) -> None:

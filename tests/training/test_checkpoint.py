@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fst.training
+from fst.io import FileError
 from fst.training import CheckpointError, RunFolder, TrainingError
 from fst.training.checkpoint import Checkpoint, available, load, prune, save
 
@@ -150,7 +151,7 @@ def test_a_full_or_read_only_disk_is_one_clear_error(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        with pytest.raises(TrainingError, match=words):
+        with pytest.raises(FileError, match=words):
             folder.save_checkpoint(example(2), 2, keep=2)
     assert [path.name for path in folder.checkpoints.iterdir()] == ["step-00000001"]
     assert load(available(folder.checkpoints)[-1]).values["step"] == 1
@@ -166,7 +167,7 @@ def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_folders_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(TrainingError, match="cannot write to"):
+    with pytest.raises(FileError, match="cannot write to"):
         RunFolder.create(tmp_path / "file" / "run", {})
     with pytest.raises(TrainingError, match="no run folder"):
         RunFolder.resume(tmp_path / "nowhere")
@@ -182,5 +183,5 @@ def test_folders_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/sys").is_dir(), reason="needs a folder that nobody may write in")
 def test_a_read_only_folder_is_named() -> None:
-    with pytest.raises(TrainingError, match="/sys/fst-run is read-only, or not yours to write in"):
+    with pytest.raises(FileError, match="/sys/fst-run is read-only, or not yours to write in"):
         RunFolder.create("/sys/fst-run", {})

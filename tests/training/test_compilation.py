@@ -6,10 +6,10 @@ import torch
 from fst import cli
 from fst.recipes import RECIPES, find
 from fst.recipes.comparison import equal_terms
-from fst.training import compilation
-from fst.training.compilation import compiles, explained
+from fst.training import trainer
 from fst.training.errors import CompilationError
 from fst.training.settings import TrainingSettings
+from fst.training.trainer import compiles, explained
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 OPEN = TrainingSettings()
@@ -22,10 +22,10 @@ class Processes:
 @pytest.fixture
 def machine(monkeypatch):
     """One process, Triton and a GPU that can be compiled for, each to be taken away."""
-    monkeypatch.setattr(compilation, "PartialState", Processes)
-    monkeypatch.setattr(compilation, "find_spec", lambda name: name)
+    monkeypatch.setattr(trainer, "PartialState", Processes)
+    monkeypatch.setattr(trainer, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
-    monkeypatch.setattr(compilation, "_python_is_known", lambda: True)
+    monkeypatch.setattr(trainer, "_python_is_known", lambda: True)
     return monkeypatch
 
 
@@ -45,12 +45,12 @@ def test_nor_does_a_gpu_that_is_too_old(machine):
 
 
 def test_nor_what_has_no_triton(machine):
-    machine.setattr(compilation, "find_spec", lambda name: None)
+    machine.setattr(trainer, "find_spec", lambda name: None)
     assert not compiles(OPEN, GPU)
 
 
 def test_nor_a_python_that_the_compiler_does_not_know(machine):
-    machine.setattr(compilation, "_python_is_known", lambda: False)
+    machine.setattr(trainer, "_python_is_known", lambda: False)
     assert not compiles(OPEN, GPU)
 
 

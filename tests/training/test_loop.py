@@ -13,13 +13,12 @@ import torch
 from torch import nn
 
 from fst.base import build_model as build
+from fst.io import FileError
 from fst.operators import Operator
 from fst.training import CheckpointError, Interrupted, NonFiniteError, TrainingError
-from fst.training.interruption import Interruption
-from fst.training.loop import build_accelerator
-from fst.training.muon import matrices
-from fst.training.optimization import Average, build_optimizer
-from fst.training.records import check_wandb
+from fst.training.logging import check_wandb
+from fst.training.loop import Interruption, build_accelerator
+from fst.training.optimizer import Average, build_optimizer, matrices
 from fst.training.schedules import Plateau, Stage, Stages, WarmupCosine
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer
@@ -87,7 +86,7 @@ def test_the_loss_is_the_mean_squared_relative_error(tmp_path: Path) -> None:
     ]
     trainer.update()
     trainer.read()
-    assert trainer.progression.pending[0][0] == pytest.approx((sum(ratios) / 5).item(), rel=1e-6)
+    assert trainer.state.pending[0][0] == pytest.approx((sum(ratios) / 5).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("reset", ["grid", "batch"])
@@ -96,16 +95,14 @@ def test_validation_is_the_mean_relative_error_of_fixed_points(reset: str) -> No
     trainer = make_trainer(settings)
     trainer.update()
     trainer.validate()
-    error = trainer.progression.history[-1][1]
+    error = trainer.state.history[-1][1]
     assert error == pytest.approx(mean_error(trainer.model, settings), rel=1e-6)
     trainer.validate()
-    assert trainer.progression.history[-1][1] == error  # the same points every time
+    assert trainer.state.history[-1][1] == error  # the same points every time
     parts = make_trainer(tiny_settings(validation_reset=reset, validation_batch=1), trainer.model)
     parts.validate()
     # Seven batches share their points if each starts anew, and do not otherwise.
-    assert (parts.progression.history[-1][1] == pytest.approx(error, rel=1e-6)) is (
-        reset == "batch"
-    )
+    assert (parts.state.history[-1][1] == pytest.approx(error, rel=1e-6)) is (reset == "batch")
 
 
 def test_validation_leaves_training_as_it_was(tmp_path: Path) -> None:
@@ -157,7 +154,7 @@ def test_the_predictor_has_its_own_rate_under_one_schedule() -> None:
 
 def test_forgotten_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = TinyModel(TinyConfig())
-    monkeypatch.setattr(model, "learning_rate_groups", lambda: {"main": [model.read.weight]})
+    monkeypatch.setattr(model, "param_groups", lambda: {"main": [model.read.weight]})
     with pytest.raises(TrainingError, match="must cover every parameter"):
         build_optimizer(model, tiny_settings())
 
@@ -195,7 +192,7 @@ def test_updates_are_those_of_torch(kind: str) -> None:
         trainer.update()
         trainer.read()
         # Muon rounds to bfloat16, not always in the same places.
-        assert trainer.progression.pending[-1][1] == pytest.approx(
+        assert trainer.state.pending[-1][1] == pytest.approx(
             norm.item(), rel=1e-2 if moved else 1e-5
         )
     for one, other in zip(trainer.model.parameters(), twin.parameters(), strict=True):
@@ -209,8 +206,8 @@ def test_bfloat16_trains_with_float32_weights_loss_and_validation(tmp_path: Path
         trainer.validate()
         trainer.update()
         trainer.read()
-    assert coarse.progression.history == exact.progression.history
-    (exact_loss, _), (coarse_loss, _) = exact.progression.pending[0], coarse.progression.pending[0]
+    assert coarse.state.history == exact.state.history
+    (exact_loss, _), (coarse_loss, _) = exact.state.pending[0], coarse.state.pending[0]
     assert 0 < abs(coarse_loss - exact_loss) < 0.02 * exact_loss
     assert all(p.dtype == torch.float32 for p in coarse.model.parameters())
 
@@ -282,7 +279,7 @@ def test_a_non_finite_step_is_named(
     update = Trainer.update
 
     def poisoned(trainer: Trainer) -> None:
-        if trainer.progression.step + 1 == 7:
+        if trainer.state.step + 1 == 7:
             if where == "loss":
                 trainer.batches.samples.coefficients[trainer.batches.rows(7)[2]] = math.nan
             else:
@@ -310,7 +307,7 @@ def test_a_non_finite_validation_is_named(tmp_path: Path) -> None:
     trainer.update()
     with pytest.raises(NonFiniteError, match=r"validation error of step 1 .*: \[4\]"):
         trainer.validate()
-    assert trainer.progression.history == ()
+    assert trainer.state.history == ()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -322,7 +319,7 @@ def test_an_interrupted_run_saves_and_goes_on(
     update, handler = Trainer.update, signal.getsignal(number)
 
     def interrupted(trainer: Trainer) -> None:
-        if trainer.progression.step + 1 == 11:
+        if trainer.state.step + 1 == 11:
             os.kill(os.getpid(), number)
         update(trainer)
 
@@ -379,17 +376,15 @@ def test_a_full_disk_names_the_last_checkpoint(
 ) -> None:
     from fst.training import checkpoint
 
-    write = checkpoint._write
+    write = checkpoint.write_synced
 
     def full(path: Path, data: bytes) -> None:
         if "step-00000012" in str(path):
             raise OSError(28, "No space left on device")
         write(path, data)
 
-    monkeypatch.setattr(checkpoint, "_write", full)
-    with pytest.raises(
-        TrainingError, match=r"no space left.*last good checkpoint is .*step-00000006"
-    ):
+    monkeypatch.setattr(checkpoint, "write_synced", full)
+    with pytest.raises(FileError, match=r"no space left.*last good checkpoint is .*step-00000006"):
         tiny_train(tmp_path / "run", tiny_settings())
 
 
@@ -446,7 +441,7 @@ def test_weight_decay_spares_logarithms():
 
 def test_signals_at_once_are_one_and_a_later_one_insists(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("fst.training.interruption.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fst.training.loop.time.monotonic", lambda: now[0])
     # A shell that starts the tests in the background has them ignore this signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 
 import fst
-from fst.training.muon import (
+from fst.training.optimizer import (
     OUTPUT_LAYERS,
+    Optimizer,
     Orthogonalizer,
+    build_optimizer,
     matrices,
     matrix_shape,
     orthogonalize,
     stacked,
 )
-from fst.training.optimization import build_optimizer
-from fst.training.optimizer import Optimizer
 from fst.training.settings import TrainingSettings
 from small_baselines import SMALL, stirred_baseline
 

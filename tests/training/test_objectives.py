@@ -17,8 +17,8 @@ from fst.data.samples import Rows
 from fst.metrics import label_ranks, top_errors
 from fst.pretrained import from_json, to_json
 from fst.training import NonFiniteError, TrainingError, TrainingSettings, loop
-from fst.training.objectives import CrossEntropy, RelativeL2
 from fst.training.schedules import WarmupCosine
+from fst.training.settings import CrossEntropy, RelativeL2
 from fst.training.trainer import Trainer
 from training_fakes import TinyConfig, TinyModel, WaveSamples, tiny_settings
 from training_images import (
@@ -160,7 +160,7 @@ def test_the_loss_of_a_step_is_the_mean_over_the_batch() -> None:
     expected = nn.CrossEntropyLoss(label_smoothing=0.2)(scores, batch.labels)
     trainer.update()
     trainer.read()
-    assert trainer.progression.pending[0][0] == pytest.approx(expected.item(), rel=1e-6)
+    assert trainer.state.pending[0][0] == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("make", [make_trainer, wave_trainer])
@@ -175,7 +175,7 @@ def test_accumulated_gradients_are_those_of_one_batch(make: Any, accumulate: int
         for name, gradient in expected.items():
             assert torch.allclose(found[name], gradient, rtol=2e-5, atol=1e-7), name
         parts.model.load_state_dict(whole.model.state_dict())
-    for one, other in zip(whole.progression.pending, parts.progression.pending, strict=True):
+    for one, other in zip(whole.state.pending, parts.state.pending, strict=True):
         assert other == pytest.approx(one, rel=1e-5)
 
 
@@ -190,8 +190,8 @@ def test_the_gradient_is_clipped_once_all_parts_are_in() -> None:
     assert norm.item() == pytest.approx(limit, rel=1e-4)
     for name, gradient in expected.items():
         assert torch.allclose(found[name], gradient, rtol=1e-4, atol=1e-7), name
-    assert parts.progression.pending[0][1] > limit  # the norm that was measured
-    assert parts.progression.pending[0] == pytest.approx(whole.progression.pending[0], rel=1e-5)
+    assert parts.state.pending[0][1] > limit  # the norm that was measured
+    assert parts.state.pending[0] == pytest.approx(whole.state.pending[0], rel=1e-5)
 
 
 def test_a_classifier_learns_and_reports_both_errors(tmp_path: Path) -> None:
@@ -249,8 +249,8 @@ def test_bfloat16_trains_a_classifier_with_float32_weights_loss_and_validation()
         trainer.validate()
         trainer.update()
         trainer.read()
-    assert coarse.progression.errors == exact.progression.errors
-    (exact_loss, _), (coarse_loss, _) = exact.progression.pending[0], coarse.progression.pending[0]
+    assert coarse.state.errors == exact.state.errors
+    (exact_loss, _), (coarse_loss, _) = exact.state.pending[0], coarse.state.pending[0]
     assert 0 < abs(coarse_loss - exact_loss) < 0.02 * exact_loss
     assert all(p.dtype == torch.float32 for p in coarse.model.parameters())
 
@@ -271,7 +271,7 @@ def test_the_moving_average_of_a_classifier_is_what_is_validated() -> None:
         trainer.selected.head.bias.copy_(torch.arange(7.0))
     assert trainer.validate()
     labels = StripeSamples.draw(17, seed=2).labels
-    assert trainer.progression.errors == pytest.approx(
+    assert trainer.state.errors == pytest.approx(
         {
             "top1_error": (labels != 6).double().mean().item(),
             "top5_error": (labels < 2).double().mean().item(),

@@ -285,7 +285,7 @@ def test_one_device_is_asked_for() -> None:
 
 def test_the_tiny_model_has_both_kinds() -> None:
     """What the tests of whole runs rely on."""
-    from fst.training.optimization import build_optimizer
+    from fst.training.optimizer import build_optimizer
 
     groups = build_optimizer(
         TinyModel(TinyConfig()), TrainingSettings(optimizer="muon")

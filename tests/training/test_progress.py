@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fst.training import environment, progress
-from fst.training.progress import Progress, Reading
+from fst.training import logging, run_folder
+from fst.training.logging import Progress, Reading
 
 READING = Reading(step=40, loss=0.0123, learning_rate=1e-3, steps_per_second=10.0)
 
@@ -42,7 +42,7 @@ def test_a_narrow_terminal_shows_the_same_numbers() -> None:
 
 def test_a_log_file_gets_sparse_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     log, clock = console(terminal=False), iter([0.0, 10.0, 31.0, 31.0, 40.0, 41.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(logging.time, "monotonic", lambda: next(clock))
     with Progress(log, 0, 1_240) as shown:
         shown.show(READING, ())  # too soon
         shown.show(READING, ())  # half a minute has passed
@@ -58,9 +58,9 @@ def test_a_log_file_gets_sparse_plain_lines(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_environment_is_plain_json_and_needs_no_git(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert environment.git_state(tmp_path) is None
+    assert run_folder.git_state(tmp_path) is None
     monkeypatch.setenv("PATH", str(tmp_path))  # no git at all
-    description = json.loads(json.dumps(environment.describe()))
+    description = json.loads(json.dumps(run_folder.describe_environment()))
     assert description["git"] is None
     assert description["versions"]["torch"]
     assert description["hardware"]["cpus"] >= 1
@@ -75,11 +75,11 @@ def test_the_environment_names_commit_and_changes(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("1\n")
     git("add", "code.py")
     git("commit", "-qm", "first")
-    state = environment.git_state(tmp_path)
+    state = run_folder.git_state(tmp_path)
     assert state is not None
     assert len(state["commit"]) == 40
     assert state["modified"] is False
     (tmp_path / "code.py").write_text("2\n")
-    assert environment.git_state(tmp_path) == state | {"modified": True}
+    assert run_folder.git_state(tmp_path) == state | {"modified": True}
     (tmp_path / "installed").mkdir()  # a copy inside someone else's repository
-    assert environment.git_state(tmp_path / "installed") is None
+    assert run_folder.git_state(tmp_path / "installed") is None

@@ -134,7 +134,7 @@ def test_a_run_on_streamed_files_resumes_bit_for_bit(
 
     def failing(trainer: Trainer) -> None:
         read(trainer)
-        if trainer.progression.step == 5:
+        if trainer.state.step == 5:
             raise TrainingError("stopped")
 
     with monkeypatch.context() as patch:

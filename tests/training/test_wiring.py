@@ -104,8 +104,8 @@ def test_padded_targets_count_neither_in_the_loss_nor_in_the_validation():
         trainer.update()
         trainer.read()
         trainer.validate()
-    assert one.progression.pending == other.progression.pending
-    assert one.progression.history == other.progression.history
+    assert one.state.pending == other.state.pending
+    assert one.state.history == other.state.history
     # And what does count is there.
     batch = one.validation.batch(torch.arange(7))
     draws = one._draw(one.model.point_stream(1, 2))
@@ -118,9 +118,9 @@ def test_padded_targets_count_neither_in_the_loss_nor_in_the_validation():
 def test_of_equal_validation_errors_the_earlier_weights_are_kept():
     trainer = trainer_with(0.0)
     for step, error, better in ((4, 0.5, True), (8, 0.5, False), (12, 0.4, True), (16, 0.4, False)):
-        trainer.progression.step = step
+        trainer.state.step = step
         with torch.no_grad():
             trainer.model.read.weight.fill_(step)
         assert trainer._judge([error], []) is better
-    assert trainer.progression.best == (12, 0.4)
+    assert trainer.state.best == (12, 0.4)
     assert set(trainer.best_weights["read.weight"].flatten().tolist()) == {12.0}

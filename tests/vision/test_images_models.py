@@ -109,8 +109,7 @@ def test_the_paper_settings(paper_model):
     scales = paper_model.predict_anchors.scales.base
     torch.testing.assert_close(scales.exp(), torch.full((1024,), 0.03))
     sizes = {
-        name: sum(p.numel() for p in group)
-        for name, group in paper_model.learning_rate_groups().items()
+        name: sum(p.numel() for p in group) for name, group in paper_model.param_groups().items()
     }
     assert sizes["predictor"] == 45_344 + 3_224 + 350_272 + 3_360
     assert sum(sizes.values()) == 2_959_929

@@ -28,11 +28,11 @@ from fst.commands import jobs, result_store
 from fst.commands import train as train_command
 from fst.commands.device import choose_device
 from fst.commands.evaluate import evaluate
-from fst.commands.json_files import read_json, write_json
 from fst.evaluation.comparison import Comparison, Result
 from fst.evaluation.once import ROWS
 from fst.evaluation.protocol import device_name
 from fst.evaluation.runs import RESULTS
+from fst.io import read_json, write_json
 from fst.pretrained import WEIGHTS, from_json
 from fst.recipes import find
 from fst.recipes.comparison import Compilation, equal_terms, job_recipe, models_of, seed_of

@@ -24,12 +24,13 @@ from fst.evaluation.fields import sample_fields
 from fst.evaluation.image_fields import sample_image_fields
 from fst.evaluation.once import ROWS, Scores, score_once
 from fst.evaluation.protocol import EvaluationError, EvaluationSettings
-from fst.evaluation.rows import Origin, Row
+from fst.evaluation.rows import ACCURACIES, Origin, Row, read_rows
 from fst.evaluation.runs import RESULTS, read_origin
 from fst.evaluation.tables import error_table
 from fst.evaluation.trivial import trivial_rows
+from fst.io import parse_json
 from fst.operators import Operator
-from fst.pretrained import WEIGHTS, PretrainedError, parse_json
+from fst.pretrained import WEIGHTS, PretrainedError, shipped
 from fst.recipes.quoting import comparable
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
@@ -53,6 +54,13 @@ def evaluate(
     a run that may still go on is not scored unless `unfinished` says that it is meant.
     """
     console = console or Terminal()
+    if not run.exists() and str(run) in shipped():
+        if data is not None or again or trivial:
+            raise EvaluationError(
+                f"{run} ships with fst and was scored when it was trained: only its stored rows "
+                "are shown, without --data, --again and --trivial"
+            )
+        return show(shipped()[str(run)], console)
     recipe = comparable(read_recipe(run))
     if not unfinished and not (run / "summary.json").is_file():
         raise EvaluationError(
@@ -94,10 +102,17 @@ def evaluate(
 
     scored = (run / RESULTS / ROWS).is_file() and not again
     with nullcontext() if scored else held(run):
-        rows = score_once(run / RESULTS, mark, compute, again=again)
+        score_once(run / RESULTS, mark, compute, again=again)
         if data is not None:
             record_data(run, data)
-    console.print((accuracy_table if classifies else error_table)(rows).terminal())
+    return show(run, console)
+
+
+def show(run: Path, console: Console) -> list[Row]:
+    """Print the rows that are stored with a run or with shipped weights."""
+    rows = read_rows(run / RESULTS / ROWS)
+    table = accuracy_table if any(row.metric in ACCURACIES for row in rows) else error_table
+    console.print(table(rows).terminal())
     console.print(f"rows: {run / RESULTS}", style="dim")
     return rows
 

@@ -21,13 +21,13 @@ from pathlib import Path
 from rich.console import Console
 
 from fst.commands import train as train_command
-from fst.commands.json_files import write_text
 from fst.commands.result_store import clear
+from fst.io import FileError, file_errors, write_text
 from fst.terminal import Terminal, printable
 from fst.training import checkpoint
 from fst.training.budget import release
-from fst.training.errors import Interrupted, TrainingError, clear_file_errors, first_line
-from fst.training.interruption import Interruption
+from fst.training.errors import Interrupted, TrainingError, first_line
+from fst.training.loop import Interruption
 from fst.training.run_folder import held
 
 FAILED, INTERRUPTED = 1, 130
@@ -82,7 +82,7 @@ def run_here(job: Job, console: Console) -> None:
 def run_apart(job: Job, console: Console, launch: Callable[[], int]) -> None:
     """Do a job in another process; if it fails, the reason is kept and the other jobs go on."""
     console.rule(job.name)
-    with clear_file_errors(job.failure):
+    with file_errors(job.failure):
         job.failure.unlink(missing_ok=True)
     code = launch()
     if code == INTERRUPTED:
@@ -138,7 +138,7 @@ def attempt(job: Job) -> int:
     except Exception as error:
         known = isinstance(error, ValueError | TrainingError)
         reason = " ".join(str(error).split()) if known else first_line(error)
-        with suppress(TrainingError):  # a full disk may be why it failed
+        with suppress(FileError):  # a full disk may be why it failed
             write_text(job.failure, f"{reason}\n\n{traceback.format_exc()}")
         print(printable(f"fst: {job} failed: {reason}"), file=sys.stderr)
         return FAILED

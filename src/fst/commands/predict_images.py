@@ -23,7 +23,7 @@ from fst.data.errors import DataError, writing
 from fst.data.image_decoding import View, decoded
 from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images, is_tar
 from fst.evaluation.protocol import measuring
-from fst.pretrained import parse_json, write_atomically
+from fst.io import parse_json, write_atomically
 from fst.terminal import printable, spreadsheet
 
 BATCH_SIZE = 64

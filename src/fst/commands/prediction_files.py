@@ -22,8 +22,8 @@ from torch import Tensor
 from fst.data.errors import DataError, reading, writing
 from fst.data.point_files import check_resolution, read_points
 from fst.data.point_samples import Ragged
+from fst.io import write_atomically
 from fst.operators import Operator
-from fst.pretrained import write_atomically
 from fst.types import Domain, Observations, check_queries
 
 GRID = re.compile(r"\d+(x\d+)*")

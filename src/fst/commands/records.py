@@ -7,8 +7,8 @@ from typing import Any
 
 from fst.data.errors import DataError, reading, writing
 from fst.evaluation.rows import Row
-from fst.evaluation.runs import read_json, read_run
-from fst.pretrained import write_atomically
+from fst.evaluation.runs import read_json, read_run, read_timed_curve
+from fst.io import write_atomically
 
 
 def write_records(runs: list[Path], out: Path) -> list[dict[str, Any]]:
@@ -40,7 +40,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 def describe(run: Path) -> dict[str, Any]:
     """One run: its error on the finest test grid, what it cost, and where it was trained."""
-    row = finest(read_run(run).rows)
+    rows = read_run(run).rows
+    row = finest(rows)
     summary, environment = (read_json(run / f"{name}.json") for name in ("summary", "environment"))
     seconds = summary.get("update_seconds")
     if seconds is None:
@@ -59,6 +60,8 @@ def describe(run: Path) -> dict[str, Any]:
         "selected_step": summary["selected_step"],
         "validation_error": summary["validation_error"],
         "error": row.error,
+        "paper_error": row.paper_error,
+        "nearest": {each.neighbors: each.error for each in rows if each.neighbors is not None},
         "metric": row.metric,
         "grid": row.grid,
         "samples": row.samples,
@@ -67,6 +70,7 @@ def describe(run: Path) -> dict[str, Any]:
         "torch": (environment.get("versions") or {}).get("torch"),
         "commit": git.get("commit"),
         "modified": git.get("modified"),
+        "curve": read_timed_curve(run),
     }
 
 

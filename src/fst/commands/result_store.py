@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from fst.commands import train as train_command
-from fst.commands.json_files import differences, read_json, write_json, write_text
+from fst.io import differences, read_json, write_json, write_text
 from fst.recipes.recipe import Recipe
 from fst.training.errors import TrainingError
 from fst.training.run_folder import LOCK

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from fst.commands.json_files import differences, read_json
-from fst.pretrained import flat
+from fst.io import differences, flat, read_json
 from fst.training.errors import TrainingError
 from fst.training.run_folder import RunFolder
 

@@ -20,15 +20,15 @@ from rich.console import Console
 from fst.commands import jobs, result_store
 from fst.commands import train as train_command
 from fst.commands.device import choose_device
-from fst.commands.json_files import read_json, write_json
 from fst.evaluation.runs import read_curves
 from fst.evaluation.search import CHECKS, Search, Trial
+from fst.io import file_errors, read_json, write_json
 from fst.recipes import search as search_recipes
 from fst.recipes.recipe import Recipe
 from fst.recipes.search import MORE_STEPS, RATES, STEPS
 from fst.terminal import Terminal
 from fst.training import checkpoint
-from fst.training.errors import NonFiniteError, TrainingError, clear_file_errors
+from fst.training.errors import NonFiniteError, TrainingError
 from fst.training.run_folder import RunFolder, held
 from fst.training.schedules import mean_error
 
@@ -127,9 +127,9 @@ def _carry_on(tried: Path, run: Path, recipe: Recipe) -> None:
     if not last:
         raise TrainingError(f"{tried} has no checkpoint to carry on from")
     folder = RunFolder.create(unfinished, recipe.to_json())
-    with clear_file_errors(unfinished):
+    with file_errors(unfinished):
         for name in ("metrics.jsonl", "run.json"):
             shutil.copyfile(tried / name, unfinished / name)
     folder.save_checkpoint(checkpoint.load(last[-1]), checkpoint.step_of(last[-1]), keep=1)
-    with clear_file_errors(run):
+    with file_errors(run):
         unfinished.rename(run)

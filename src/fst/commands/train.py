@@ -11,19 +11,18 @@ from rich.console import Console
 
 from fst.base import Model, build_model
 from fst.commands.device import choose_device
-from fst.commands.json_files import write_json
 from fst.commands.same_recipe import check_same_recipe
 from fst.data.samples import Rows
 from fst.data.source import DataSource
 from fst.data.splits import TrainingSplit, ValidationSplit
-from fst.pretrained import parse_json
+from fst.io import parse_json, write_json
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
 from fst.training.batches import check_batch_size
 from fst.training.errors import TrainingError
+from fst.training.logging import check_wandb
 from fst.training.loop import Summary
 from fst.training.loop import train as run_training
-from fst.training.records import check_wandb
 from fst.training.run_folder import RunFolder, held
 from fst.training.settings import TrainingSettings
 

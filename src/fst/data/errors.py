@@ -10,8 +10,10 @@ from pathlib import Path
 
 import h5py
 
+from fst.io import FileError
 
-class DataError(ValueError):
+
+class DataError(FileError):
     """A data file is missing, damaged, of another layout, or cannot be written."""
 
 

@@ -5,28 +5,32 @@ file names or, where it names none, splits drawn by seed. Channels, axes and dom
 `PointData.describe` gives them to whoever builds the model.
 """
 
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from rich.console import Console
 
 from fst.data.errors import DataError
+from fst.data.images import listed
 from fst.data.point_files import PointFile, Points, check_trainable, read_points
 from fst.data.point_samples import PointSamples, Ragged
-from fst.data.point_targets import (
-    channel_squares,
-    refuse_undefined,
-    undefined_rows,
-    warn_of_unequal_channels,
-)
 from fst.data.samples import Samples
 from fst.data.source import DataSource, Recipe
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
 from fst.types import check_fields
 
+# ‖target‖² in float32, in which errors are measured, must leave room above for a first prediction
+# and below for a small error; and a sample so much smaller than the typical one would overflow the
+# first gradient.
+LEAST_SQUARE, LARGEST_SQUARE = 1e-30, 1e34
+LEAST_SHARE = 1e-16
+# A channel so much smaller adds a hundredth to the squared relative error if it is not learned.
+LARGEST_RATIO = 10.0
 # Fixed positions on the other axes, anchors per row, and evaluation points taken from anchors, by
 # the number of axes: about a thousand anchors on two and three, and as many as a line can use.
 LAYOUTS = {1: ((), 128, 64), 2: ((32,), 32, 256), 3: ((10, 10), 10, 256)}
@@ -84,15 +88,8 @@ class PointData(DataSource):
             raise ValueError("augment must be off: the symmetries of these points are not known")
         file = self.describe(folder)
         partition = self._partition(file)
-        training = load_points(file, partition.training)
+        training = load_points(file, partition.training, learned=True)
         validation = load_points(file, partition.validation)
-        queried = training.queried
-        targets = queried.values.numpy()
-        squares = channel_squares(targets)
-        points = Points(queried.positions.numpy(), targets, queried.sizes.numpy())
-        small = undefined_rows(partition.training, points, typical=squares.sum() / len(targets))
-        refuse_undefined(file.path, small)
-        warn_of_unequal_channels(file.path, file.targets, squares, len(targets))
         return TrainingSplit(training.to(device)), ValidationSplit(validation.to(device))
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
@@ -183,22 +180,70 @@ def _differences(model: Any, file: PointFile) -> dict[str, tuple[Any, Any]]:
     return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
 
 
-def load_points(file: PointFile, rows: np.ndarray) -> PointSamples:
-    """The given rows of a file, on the CPU, if their relative errors are defined."""
+def load_points(file: PointFile, rows: np.ndarray, *, learned: bool = False) -> PointSamples:
+    """The given rows of a file, on the CPU, if their relative errors are defined.
+
+    Targets that are `learned` together must also be of similar sizes.
+    """
     condition = file.conditions(rows)
-    queried = file.queries(rows)
-    refuse_undefined(file.path, undefined_rows(rows, queried))
+    observed, queried = file.observations(rows), file.queries(rows)
+    check = TargetCheck(file)
+    check.see(rows, queried)
+    check.finish(learned=learned, warn=learned)
     return PointSamples(
         file.domain,
-        _ragged(file.observations(rows)),
-        _ragged(queried),
+        Ragged.of(*map(torch.from_numpy, observed)),
+        Ragged.of(*map(torch.from_numpy, queried)),
         None if condition is None else torch.from_numpy(condition),
     )
 
 
-def _ragged(points: Points) -> Ragged:
-    return Ragged.of(
-        torch.from_numpy(points.positions),
-        torch.from_numpy(points.values),
-        torch.from_numpy(points.sizes),
-    )
+class TargetCheck:
+    """What the relative error asks of targets: not all zero, and channels of similar sizes.
+
+    It sees targets a block at a time. The relative error of a sample (paper, Equation 7) is
+    ‖prediction − target‖ / ‖target‖, over all of its targets and all channels in their own units.
+    """
+
+    def __init__(self, file: PointFile) -> None:
+        self.file = file
+        self.norms: dict[int, tuple[float, int]] = {}  # ‖target‖² and targets, by row
+        self.squares = np.zeros(file.output_channels)
+
+    def see(self, rows: Int[np.ndarray, " n"], queried: Points) -> None:
+        with np.errstate(over="ignore", under="ignore"):
+            squares = np.einsum("pc,pc->p", queried.values, queried.values)
+            norms = np.add.reduceat(squares, np.cumsum(queried.sizes) - queried.sizes)
+        found = zip(norms.tolist(), queried.sizes.tolist(), strict=True)
+        self.norms |= dict(zip(rows.tolist(), found, strict=True))
+        # In float64 and without a float64 copy.
+        self.squares += np.einsum("pc,pc->c", queried.values, queried.values, dtype=np.float64)
+
+    def finish(self, *, learned: bool = False, warn: bool = True) -> None:
+        """Raise where a relative error is undefined; warn where a channel would hardly count."""
+        points = sum(size for _, size in self.norms.values())
+        bad = [
+            r for r, (norm, _) in self.norms.items() if not LEAST_SQUARE <= norm <= LARGEST_SQUARE
+        ]
+        if learned and not bad:
+            typical = LEAST_SHARE * self.squares.sum() / points
+            bad = [row for row, (norm, size) in self.norms.items() if norm < typical * size]
+        if bad:
+            raise DataError(
+                f"{self.file.path}: the relative error is undefined for targets that are all zero, "
+                "or too small or too large to be squared in float32 or beside the others, as they "
+                f"are in sample{'s' if len(bad) > 1 else ''} {listed([*map(str, bad)])}; leave "
+                "such samples out, or measure the targets in another unit"
+            )
+        sizes = np.sqrt(self.squares / points)
+        filled = sizes[sizes > 0]  # a channel of zeros cannot be brought to another size
+        if warn and len(filled) and filled.max() > LARGEST_RATIO * filled.min():
+            pairs = zip(self.file.targets, sizes, strict=True)
+            named = listed([f"{label.name}: {size:.3g}" for label, size in pairs])
+            warnings.warn(
+                f"{self.file.path}: the target channels' root mean squares differ by a factor of "
+                f"{filled.max() / filled.min():.3g} ({named}); loss and score are one relative "
+                "error over all channels, in which the small ones count little: bring them to "
+                "similar sizes",
+                stacklevel=3,
+            )

@@ -26,8 +26,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
-from fst.data.atomic import first_not_finite
 from fst.data.errors import DataError, reading_hdf5
+from fst.data.row_writer import first_not_finite
 from fst.data.splits import Partition
 from fst.types import DOMAIN_TOLERANCE, Domain, check_argument
 

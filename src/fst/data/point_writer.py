@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from fst.data.atomic import publish, settle_existing
 from fst.data.errors import DataError, writing
 from fst.data.point_files import (
     FORMAT,
@@ -25,7 +24,9 @@ from fst.data.point_files import (
     check_trainable,
     inside,
 )
+from fst.data.row_writer import settle_existing
 from fst.data.splits import SPLITS, Partition
+from fst.io import publish
 from fst.types import Domain, check_argument
 
 _CHUNK_POINTS = 4096

@@ -89,3 +89,16 @@ class DataSource(ABC):
                 raise ValueError(
                     f"evaluation.grids must fit into the {self.grid} grid of the data, got {shape}"
                 )
+
+
+def check_counts(source: Any) -> None:
+    """Raise where the numbers of samples or the seeds of a source that makes its data are wrong."""
+    if min(source.training, source.validation, source.test) < 0 or source.training == 0:
+        raise ValueError(
+            "training must be positive, validation and test not negative, "
+            f"got {source.training}, {source.validation} and {source.test}"
+        )
+    if source.seed < 0 or source.split_seed < 0:
+        raise ValueError(
+            f"seed and split_seed must be at least 0, got {source.seed} and {source.split_seed}"
+        )

@@ -7,12 +7,15 @@ A partition whose splits overlap cannot be made.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
+import h5py
 import numpy as np
 import torch
 from jaxtyping import Int
 
+from fst.data.errors import DataError
 from fst.data.samples import Rows
 
 # Which kind of samples: solutions of an equation, or images.
@@ -128,3 +131,16 @@ class Partition:
         ends = np.cumsum(list(counts.values()))
         lists = np.split(order[: ends[-1]], ends[:-1])
         return cls(*(np.sort(rows) for rows in lists))
+
+
+def stored_partition(path: Path, file: h5py.File, rows: int) -> Partition | None:
+    """The splits that a file names, if any."""
+    group = file.get("split")
+    if group is None:
+        return None
+    if not isinstance(group, h5py.Group):
+        raise DataError(f"{path}: split must be a group of index lists")
+    try:
+        return Partition.named({name: group[name][:] for name in group}, rows)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error

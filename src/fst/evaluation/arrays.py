@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import jaxtyped
 
 from fst.data.errors import DataError, reading, writing
-from fst.pretrained import write_atomically
+from fst.io import write_atomically
 
 Array = np.ndarray
 Saved = TypeVar("Saved")

@@ -5,7 +5,7 @@ Okabe-Ito palette, made for colour-blind readers) and by marker.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -120,6 +120,29 @@ def training(
         place.xaxis.set_major_formatter(FuncFormatter(_thousands))
     if len(runs) > 1:
         axes[0, 1].legend()
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def error_over_seconds(
+    models: Mapping[str, Sequence[Sequence[tuple[float, float]]]], title: str
+) -> Figure | None:
+    """Validation error over seconds of updates, a line for each seed; None without any."""
+    if not models:
+        return None
+    figure, axes = new_figure(1, 1, width=7.0, row_height=3.6)
+    place = axes[0, 0]
+    for index, (name, curves) in enumerate(models.items()):
+        for number, curve in enumerate(curves):
+            seconds, errors = zip(*curve, strict=True)
+            _line(place, seconds, errors, index, "_" if number else name)
+    place.set_yscale("log")
+    _plain_numbers(place)
+    place.set_xlim(left=0)
+    place.set_xlabel("seconds of updates, compilation apart")
+    place.set_ylabel("validation error (relative L2)")
+    place.set_title(title)
+    place.legend()
     return figure
 
 

@@ -18,11 +18,18 @@ from rich.text import Text
 
 from fst.evaluation.once import ROWS
 from fst.evaluation.rows import ACCURACIES, Row, read_rows
-from fst.evaluation.runs import RESULTS, read_json, read_starts, steady_rate
+from fst.evaluation.runs import (
+    RESULTS,
+    read_json,
+    read_starts,
+    read_timed_curve,
+    steady_rate,
+)
 from fst.evaluation.tables import NOTHING, Table, grid_name, number, unique
-from fst.pretrained import flat, to_json
+from fst.io import flat
+from fst.pretrained import to_json
 from fst.terminal import markdown, printable
-from fst.training.budget import Plan
+from fst.training.budget import MOST_WARMUP, Plan
 
 SPREAD, PAPER = "  ±", "  paper"
 
@@ -86,6 +93,8 @@ class Result:
     compiled: bool | None = None
     note: str | None = None
     scores: tuple[Score, ...] = ()
+    curve: tuple[tuple[float, float], ...] = ()
+    """Seconds of updates, compilation apart, and the validation error then."""
 
     def planned(self, plan: Plan) -> Self:
         return replace(
@@ -119,6 +128,7 @@ class Result:
             selected_step=summary["selected_step"],
             validation_error=summary["validation_error"],
             scores=scores_of(rows),
+            curve=read_timed_curve(run),
         )
 
 
@@ -153,6 +163,8 @@ class Comparison:
     hardware: dict[str, Any]
     versions: dict[str, Any]
     notes: tuple[str, ...] = ()
+    commits: tuple[str, ...] = ()
+    """Of the source that the runs were started from."""
 
     @classmethod
     def read(
@@ -172,7 +184,9 @@ class Comparison:
             notes = (*notes, f"Not the same for all runs: {', '.join(differing)}.")
         first = starts[0] if starts else {}
         hardware, versions = first.get("hardware") or {}, first.get("versions") or {}
-        return cls(task, budget, results, hardware, versions, notes)
+        states = [start.get("git") or {} for start in starts]
+        commits = tuple(unique(each["commit"] for each in states if each.get("commit")))
+        return cls(task, budget, results, hardware, versions, notes, commits)
 
     def table(self) -> Table:
         """One line a model, then its spread over several seeds and the paper's figures."""
@@ -203,8 +217,9 @@ class Comparison:
                 else "."
             )
             + " Validation, saving and the test are not counted.",
-            "Schedule: for every model a linear warm-up, then one cosine to zero over its steps, "
-            f"at the learning rate of its recipe: {self._rates()}.",
+            "Schedule: for every model, in place of its recipe's, a linear warm-up over a tenth of "
+            f"its steps (at most {MOST_WARMUP:,}), then one cosine to zero, at the learning rate "
+            f"of its recipe: {self._rates()}.",
             "Time and steps/s: of the updates alone.",
         ]
         if any(each.compiled for each in self.results):
@@ -270,6 +285,7 @@ class Comparison:
             "budget": self.budget,
             "hardware": self.hardware,
             "versions": self.versions,
+            "commits": self.commits,
             "explanations": self.explanations(),
             "rows": [to_json(each) for each in self.results],
         }

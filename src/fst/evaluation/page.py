@@ -17,7 +17,7 @@ from matplotlib.text import Text
 
 from fst.data.errors import DataError, writing
 from fst.evaluation.tables import Table
-from fst.pretrained import parse_json, write_atomically
+from fst.io import parse_json, write_atomically
 from fst.terminal import markdown
 
 HTML, MARKDOWN, IMAGES, WRITTEN = "index.html", "report.md", "figures", "report.json"

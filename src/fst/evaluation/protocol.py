@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from fst.base import parameter_count
-from fst.data.atomic import package_version
+from fst.data.row_writer import package_version
 from fst.data.samples import Batch, GridSamples, Samples
 from fst.data.splits import TestSplit
 from fst.evaluation.rows import GroupError, Origin, Row, group_errors, mean, shortened

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fst.data.errors import DataError, reading, writing
-from fst.pretrained import from_json, parse_json, to_json, write_atomically
+from fst.io import parse_json, write_atomically
+from fst.pretrained import from_json, to_json
 
 # Significant digits that give a float32 back exactly.
 DIGITS = 9

@@ -15,7 +15,8 @@ from fst.evaluation.image_fields import ImageFields, load_image_fields
 from fst.evaluation.once import FIELDS, ROWS
 from fst.evaluation.point_fields import PointFields, load_point_fields
 from fst.evaluation.rows import Origin, Row, TrainingCost, read_rows
-from fst.pretrained import PretrainedError, from_json, parse_json
+from fst.io import parse_json
+from fst.pretrained import PretrainedError, from_json
 from fst.terminal import one_line
 
 RESULTS = "results"
@@ -97,6 +98,18 @@ def read_curves(path: Path) -> Curves:
         except (ValueError, KeyError, TypeError, OverflowError):
             continue
     return Curves(tuple(loss), tuple(validation))
+
+
+def read_timed_curve(run: Path) -> tuple[tuple[float, float], ...]:
+    """Validation errors by the seconds of updates, compilation apart, as spread over the steps."""
+    summary = read_json(run / "summary.json")
+    steps, seconds = summary.get("steps"), summary.get("update_seconds")
+    if not steps or seconds is None:
+        return ()
+    points = read_curves(run / "metrics.jsonl").validation
+    return tuple(
+        (round(step * seconds / steps, 2), float(f"{error:.6g}")) for step, error in points
+    )
 
 
 def steady_rate(run: Path) -> float | None:

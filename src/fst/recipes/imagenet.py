@@ -9,9 +9,8 @@ from fst.data import ImageData
 from fst.evaluation.classification import ClassificationSettings
 from fst.recipes import paper
 from fst.recipes.recipe import Recipe
-from fst.training.objectives import CrossEntropy
 from fst.training.schedules import Stages, imagenet, imagenet_cnn_vit
-from fst.training.settings import TrainingSettings
+from fst.training.settings import CrossEntropy, TrainingSettings
 from fst.vision import ImageClassifierConfig
 
 CLASSES = tuple(f"class {number:03d}" for number in range(1000))

@@ -7,9 +7,8 @@ from fst.baselines import CNNViTConfig, ViTConfig
 from fst.data.image_data import CLASSES, ImageData
 from fst.evaluation.classification import ClassificationSettings
 from fst.recipes.recipe import Recipe
-from fst.training.objectives import CrossEntropy
 from fst.training.schedules import WarmupCosine
-from fst.training.settings import TrainingSettings
+from fst.training.settings import CrossEntropy, TrainingSettings
 from fst.vision import ImageClassifierConfig
 
 TASK = "own-images"

@@ -23,9 +23,8 @@ from fst.data import BurgersData, DarcyData, ImageData, PointData
 from fst.evaluation.classification import ClassificationSettings
 from fst.evaluation.protocol import EvaluationSettings
 from fst.pretrained import converter, from_json, to_json
-from fst.training.objectives import CrossEntropy, RelativeL2
 from fst.training.schedules import Plateau, Stages, WarmupCosine
-from fst.training.settings import TrainingSettings
+from fst.training.settings import CrossEntropy, RelativeL2, TrainingSettings
 from fst.vision import ImageClassifierConfig
 
 ModelConfig = (

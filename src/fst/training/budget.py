@@ -22,13 +22,12 @@ import torch
 from fst.base import Model
 from fst.data.samples import Rows
 from fst.data.splits import TrainingSplit, ValidationSplit
-from fst.training.compilation import compiles
 from fst.training.errors import TrainingError, first_line
-from fst.training.journal import Stopwatch
+from fst.training.logging import Stopwatch
 from fst.training.loop import build_accelerator
 from fst.training.schedules import WarmupCosine
 from fst.training.settings import TrainingSettings
-from fst.training.trainer import Trainer
+from fst.training.trainer import Trainer, compiles
 
 # Below this many steps there is nothing to divide into warm-up, validations and the rest.
 FEWEST_STEPS = 10
@@ -250,4 +249,4 @@ def _update(trainer: Trainer, count: int) -> None:
     for _ in range(count):
         trainer.update()
     trainer.read()  # waits for the device
-    trainer.progression.pending.clear()
+    trainer.state.pending.clear()

@@ -7,8 +7,6 @@ by the manifest when the checkpoint is read.
 """
 
 import hashlib
-import json
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from fst.pretrained import parse_json
+from fst.io import json_text, parse_json, sync, write_synced
 from fst.training.errors import CheckpointError
 
 MANIFEST, WEIGHTS, TENSORS, VALUES = (
@@ -46,8 +44,8 @@ def save(checkpoint: Checkpoint, parent: Path, step: int, recipe: dict[str, Any]
     files = {
         WEIGHTS: _pack(checkpoint.weights),
         TENSORS: _pack(checkpoint.tensors),
-        VALUES: _json(checkpoint.values),
-        "recipe.json": _json(recipe),
+        VALUES: json_text(checkpoint.values).encode(),
+        "recipe.json": json_text(recipe).encode(),
     }
     target = parent / f"step-{step:08d}"
     parent.mkdir(exist_ok=True)
@@ -56,13 +54,14 @@ def save(checkpoint: Checkpoint, parent: Path, step: int, recipe: dict[str, Any]
     partial.mkdir()
     try:
         for name, data in files.items():
-            _write(partial / name, data)
+            write_synced(partial / name, data)
         entries = {
             name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             for name, data in files.items()
         }
-        _write(partial / MANIFEST, _json({"format": 1, "step": step, "files": entries}))
-        _sync_folder(partial)
+        manifest = json_text({"format": 1, "step": step, "files": entries})
+        write_synced(partial / MANIFEST, manifest.encode())
+        sync(partial)
     except OSError:
         # A full disk must not stay full of what is of no use.
         shutil.rmtree(partial, ignore_errors=True)
@@ -70,7 +69,7 @@ def save(checkpoint: Checkpoint, parent: Path, step: int, recipe: dict[str, Any]
     if target.exists():  # of a run that was resumed from an earlier step, or damaged
         target.rename(parent / f"{_TEMPORARY}replaced-{target.name}")
     partial.rename(target)
-    _sync_folder(parent)
+    sync(parent)
     clean(parent)
     return target
 
@@ -80,8 +79,7 @@ def load(folder: Path) -> Checkpoint:
     try:
         files = _verified(folder)
         weights, tensors = (_unpack(folder / name, files[name]) for name in (WEIGHTS, TENSORS))
-        values = _object(folder / VALUES, files[VALUES])
-        return Checkpoint(weights, tensors, values)
+        return Checkpoint(weights, tensors, _object(folder, files[VALUES]))
     except CheckpointError as error:
         raise CheckpointError(f"{error}. {_offer(folder)}") from None
 
@@ -176,31 +174,11 @@ def _unpack(path: Path, data: bytes) -> dict[str, Tensor]:
         raise CheckpointError(f"{path.parent}: {path.name} is no safetensors file") from error
 
 
-def _object(path: Path, data: bytes) -> dict[str, Any]:
+def _object(folder: Path, data: bytes) -> dict[str, Any]:
     try:
         values = parse_json(data)
     except ValueError:
         values = None
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path.parent}: {path.name} is no JSON object")
+        raise CheckpointError(f"{folder}: {VALUES} is no JSON object")
     return values
-
-
-def _json(values: dict[str, Any]) -> bytes:
-    return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames and new names in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,8 +1,5 @@
 """What can end a training run early, each with a message that says what to do next."""
 
-import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -54,18 +51,3 @@ def first_line(error: Exception) -> str:
         return error.reason
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
-@contextmanager
-def clear_file_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk, a read-only folder or a failing disk into one clear `TrainingError`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            reason = f"no space left on the disk of {path}"
-        elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            reason = f"{path} is read-only, or not yours to write in"
-        else:
-            reason = f"cannot write to {path} ({error.strerror or error})"
-        raise TrainingError(reason) from error

@@ -6,39 +6,41 @@ the losses, logs, validates and saves; it ends when the schedule says so, or is 
 """
 
 import copy
+import logging
+import os
+import signal
+import sys
+import threading
+import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, TorchDynamoPlugin
 from rich.console import Console
+from torch import distributed
 
 from fst.base import Model
 from fst.data.samples import Rows
 from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.io import FileError, file_errors
 from fst.terminal import Terminal
 from fst.training import checkpoint
-from fst.training.compilation import compiles
-from fst.training.errors import (
-    CheckpointError,
-    Interrupted,
-    NonFiniteError,
-    TrainingError,
-    clear_file_errors,
-)
-from fst.training.interruption import Interruption
-from fst.training.journal import Journal, Stopwatch
-from fst.training.progress import Progress
-from fst.training.records import Records
+from fst.training.errors import CheckpointError, Interrupted, NonFiniteError, TrainingError
+from fst.training.logging import Log, MetricsLog, Progress, Stopwatch
 from fst.training.run_folder import RunFolder, held
 from fst.training.settings import TrainingSettings
-from fst.training.trainer import Trainer
+from fst.training.trainer import Trainer, compiles
 
 # With one process, losses are read at least this often (seconds), for the progress line.
 READ_EVERY = 1.0
+# Signals closer than this (seconds) are one: `timeout` sends its own twice, for example.
+TWICE_AT_ONCE = 1.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def train(
     """
     accelerator = build_accelerator(settings, training.samples.device)
     trainer = Trainer(model, training.samples, validation.samples, settings, accelerator)
-    main = accelerator.is_main_process
+    main, state = accelerator.is_main_process, trainer.state
     console = (console or Terminal()) if main else Terminal(quiet=True)
     if trainer.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trainer.device)
@@ -86,39 +88,40 @@ def train(
         stack.enter_context(held(folder.path))
         if folder.resume_from is not None:
             resume(trainer, folder, folder.resume_from)
+            state = trainer.state
         stack.callback(trainer.batches.close)
         interruption = stack.enter_context(Interruption())
-        start = trainer.progression.step
-        records = stack.enter_context(Records(folder, settings, start)) if main else None
+        start = state.step
+        metrics = stack.enter_context(MetricsLog(folder, settings, start)) if main else None
         progress = stack.enter_context(Progress(console, start, settings.schedule.maximum))
         if compiles(settings, trainer.device):
             progress.say("the first step is compiled, which may take a minute")
         try:
-            reason = run(trainer, folder, Journal(trainer, records, progress), interruption)
-        except TrainingError as error:
+            reason = run(trainer, folder, Log(trainer, metrics, progress), interruption)
+        except (TrainingError, FileError) as error:
             advice = folder.lower_rates() if isinstance(error, NonFiniteError) else ""
             error.args = (f"{error}. {folder.last_checkpoint()}{advice}",)
             raise
         summary = summarize(trainer, reason)
         # A finished run that is resumed keeps the summary of its last start.
-        if main and not (trainer.progression.step == start and folder.summary.exists()):
+        if main and not (state.step == start and folder.summary.exists()):
             folder.write_json(folder.summary.name, asdict(summary))
-        best = trainer.progression.best
+        best = state.best
         selected = f"; best validation error {best[1]:.5f} at step {best[0]:,}" if best else ""
         progress.say(f"finished after step {summary.steps:,}: {reason}{selected}")
     accelerator.wait_for_everyone()
     return summary
 
 
-def run(trainer: Trainer, folder: RunFolder, journal: Journal, interruption: Interruption) -> str:
+def run(trainer: Trainer, folder: RunFolder, log: Log, interruption: "Interruption") -> str:
     """The loop itself; returns why it ended."""
-    settings, progression, schedule = trainer.settings, trainer.progression, trainer.schedule
+    settings, state, schedule = trainer.settings, trainer.state, trainer.schedule
     main = trainer.accelerator.is_main_process
     watch = Stopwatch()
-    reason = schedule.finished(progression.step, progression.history)
+    reason = schedule.finished(state.step, state.history)
     while reason is None:
         trainer.update()
-        step = progression.step
+        step = state.step
         logs = step % settings.log_every == 0
         validates = step % settings.validate_every == 0 or step == schedule.maximum
         saves = step % settings.checkpoint_every == 0
@@ -129,21 +132,21 @@ def run(trainer: Trainer, folder: RunFolder, journal: Journal, interruption: Int
 
         trainer.read()  # waits for the device; every step so far is now known to be finite
         interrupted = trainer.any_process(interruption.requested)
-        progression.training_seconds += watch.lap()
-        journal.read()
+        state.training_seconds += watch.lap()
+        log.read()
         if logs:
-            journal.log()
+            log.log()
         if validates:
             improved = trainer.validate()
-            journal.validated()
+            log.validated()
             if improved and main:
                 folder.save_best(trainer.selected)
-        journal.show(validated=validates)
-        reason = schedule.finished(step, progression.history)
+        log.show(validated=validates)
+        reason = schedule.finished(step, state.history)
         if (saves or interrupted or reason is not None) and main:
-            journal.sync()
+            log.sync()
             folder.save_checkpoint(trainer.capture(), step, settings.keep)
-        progression.other_seconds += watch.lap()
+        state.other_seconds += watch.lap()
         if interrupted and reason is None:
             trainer.accelerator.wait_for_everyone()  # until the checkpoint is there
             raise Interrupted(folder.path, step, trainer.processes)
@@ -153,13 +156,13 @@ def run(trainer: Trainer, folder: RunFolder, journal: Journal, interruption: Int
 def resume(trainer: Trainer, folder: RunFolder, source: Path) -> None:
     """Bring the trainer, and the files that outlive a checkpoint, back to where it was saved."""
     trainer.restore(checkpoint.load(source))
-    step = torch.tensor([trainer.progression.step], device=trainer.device)
+    step = torch.tensor([trainer.state.step], device=trainer.device)
     if len(trainer.accelerator.gather(step).unique()) > 1:
         raise CheckpointError(f"{source}: not every process found this checkpoint")
     if trainer.accelerator.is_main_process:
-        with clear_file_errors(folder.checkpoints):
+        with file_errors(folder.checkpoints):
             checkpoint.clean(folder.checkpoints)
-        folder.note_resumed(trainer.progression.step)
+        folder.note_resumed(trainer.state.step)
         if trainer.best_weights:
             # The killed run may have gone on, and found better weights than this one will.
             best = copy.deepcopy(trainer.model)
@@ -183,18 +186,69 @@ def build_accelerator(settings: TrainingSettings, device: torch.device) -> Accel
 
 
 def summarize(trainer: Trainer, reason: str) -> Summary:
-    progression, memory = trainer.progression, None
+    state, memory = trainer.state, None
     if trainer.device.type == "cuda":
         memory = torch.cuda.max_memory_allocated(trainer.device) / 2**30
-    step, error = progression.best or (None, None)
+    step, error = state.best or (None, None)
     return Summary(
-        steps=progression.step,
-        seconds=progression.training_seconds + progression.other_seconds,
-        steps_per_second=progression.step / max(progression.training_seconds, 1e-9),
+        steps=state.step,
+        seconds=state.training_seconds + state.other_seconds,
+        steps_per_second=state.step / max(state.training_seconds, 1e-9),
         peak_memory_gib=memory,
         selected_step=step,
         validation_error=error,
         reason=reason,
-        update_seconds=progression.training_seconds - progression.compilation_seconds,
-        validation_errors=progression.best_errors,
+        update_seconds=state.training_seconds - state.compilation_seconds,
+        validation_errors=state.best_errors,
     )
+
+
+class Interruption:
+    """Ctrl-C and termination signals as a flag that the loop reads between steps.
+
+    While active, the first signal sets `requested`; a later one acts as it always did.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._since = 0.0
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        # Python allows handlers in the main thread alone; elsewhere signals keep their meaning.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._request)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._previous:
+            number, handler = self._previous.popitem()
+            signal.signal(number, handler)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if not self.requested:
+            self.requested, self._since = True, time.monotonic()
+        elif time.monotonic() - self._since > TWICE_AT_ONCE:
+            self.__exit__()
+            signal.raise_signal(number)
+
+
+def end_processes(code: int) -> None:
+    """End this process with an exit code, if it has trained together with others.
+
+    The threads by which processes exchange tensors go on once a wrapped model has used them, even
+    when their group is destroyed (seen with PyTorch 2.13). While Python takes itself apart, such a
+    thread can abort the process, though all work is done (pytorch/pytorch#179291 tells of the
+    like). So nothing is taken apart here.
+
+    All processes come here, or none: after an error of one, others may still wait for it.
+    """
+    if not distributed.is_available() or not distributed.is_initialized():
+        return
+    distributed.destroy_process_group()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -13,23 +13,30 @@
 With several processes only the main one writes; the others hold the same paths.
 """
 
-import json
 import os
+import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 
 from fst.base import Model
-from fst.pretrained import parse_json, write_atomically
-from fst.training import checkpoint, environment
-from fst.training.errors import CheckpointError, TrainingError, clear_file_errors
+from fst.io import FileError, file_errors, json_text, parse_json, write_atomically, write_json
+from fst.training import checkpoint
+from fst.training.errors import CheckpointError, TrainingError
+from fst.version import __version__
 
+PACKAGES = ("torch", "numpy", "accelerate", "safetensors", "triton", "neuraloperator")
 LOCK = ".lock"
 # A process that was told to end may still be saving.
 PATIENCE = 20.0
@@ -49,7 +56,7 @@ def held(folder: Path) -> Iterator[None]:
     first, problem = _is_first(), [""]
     if first:
         try:
-            with clear_file_errors(folder):
+            with file_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 try:
                     lock.acquire(timeout=PATIENCE, poll_interval=0.2)
@@ -57,7 +64,7 @@ def held(folder: Path) -> Iterator[None]:
                     raise TrainingError(
                         f"another process is at work in {folder}; try again when it has ended"
                     ) from None
-        except TrainingError as error:
+        except (TrainingError, FileError) as error:
             problem = [str(error)]
     if PartialState._shared_state and PartialState().num_processes > 1:
         broadcast_object_list(problem)  # or the others would wait for the first in vain
@@ -92,12 +99,12 @@ class RunFolder:
         if not _is_first():
             return folder
         cls.require_free(path)
-        with clear_file_errors(folder.path):
+        with file_errors(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
-            if described is not None:
-                folder.write_json("run.json", described)
-            folder.write_json("environment.json", environment.describe() | {"resumed": []})
-            folder.write_json("recipe.json", recipe)
+        if described is not None:
+            folder.write_json("run.json", described)
+        folder.write_json("environment.json", describe_environment() | {"resumed": []})
+        folder.write_json("recipe.json", recipe)
         return folder
 
     @staticmethod
@@ -106,7 +113,7 @@ class RunFolder:
         path = Path(path)
         if not _is_first():
             return
-        with clear_file_errors(path):
+        with file_errors(path):
             if path.is_dir() and any(each.name not in STARTING for each in path.iterdir()):
                 raise TrainingError(
                     f"{path} already holds files, and nothing is overwritten; choose another "
@@ -167,13 +174,13 @@ class RunFolder:
     def save_best(self, model: Model) -> None:
         """Replace the best weights; a reader sees the old or the new ones, never a part."""
         self.require_there()
-        with clear_file_errors(self.best):
+        with file_errors(self.best):
             model.save_pretrained(self.best)
-            write_atomically(self.best / "recipe.json", _json(self.recipe))
+            write_json(self.best / "recipe.json", self.recipe)
 
     def save_checkpoint(self, state: checkpoint.Checkpoint, step: int, keep: int) -> None:
         self.require_there()
-        with clear_file_errors(self.checkpoints):
+        with file_errors(self.checkpoints):
             checkpoint.save(state, self.checkpoints, step, self.recipe)
             checkpoint.prune(self.checkpoints, keep, step)
 
@@ -194,19 +201,79 @@ class RunFolder:
     def note_resumed(self, step: int) -> None:
         """Add this start to environment.json, which may be another machine than the first."""
         file = self.path / "environment.json"
-        with clear_file_errors(file):
-            try:
-                description = parse_json(file.read_text())
-                description["resumed"] = [*description.get("resumed", [])]
-            except (OSError, ValueError, TypeError, AttributeError):  # it is no use to the run
-                description = {"resumed": []}
-            description["resumed"].append({"step": step} | environment.describe())
-            self.write_json(file.name, description)
+        try:
+            description = parse_json(file.read_text())
+            description["resumed"] = [*description.get("resumed", [])]
+        except (OSError, ValueError, TypeError, AttributeError):  # it is no use to the run
+            description = {"resumed": []}
+        description["resumed"].append({"step": step} | describe_environment())
+        self.write_json(file.name, description)
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
-        with clear_file_errors(self.path):
-            write_atomically(self.path / name, _json(values))
+        with file_errors(self.path):
+            write_atomically(self.path / name, json_text(values).encode())
 
 
-def _json(values: dict[str, Any]) -> bytes:
-    return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()
+def describe_environment() -> dict[str, Any]:
+    """Plain JSON values. What cannot be found out is None; this never fails."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        # The program by its name alone: where it was installed is nobody's business.
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "versions": {"python": platform.python_version(), **_versions()},
+        "git": git_state(),
+        "hardware": _hardware(),
+    }
+
+
+def git_state(folder: Path = Path(__file__).parent) -> dict[str, Any] | None:
+    """Commit and whether the tree differs from it; None unless this source is under git.
+
+    A copy without its repository may say its commit by the variable FST_COMMIT.
+    """
+    if "FST_COMMIT" in os.environ:
+        return {"commit": os.environ["FST_COMMIT"], "modified": None}
+    commit = _git(folder, "rev-parse", "HEAD")
+    # An installed copy may lie inside a repository that is not its own.
+    if commit is None or not _git(folder, "ls-files", "."):
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "modified": None if changes is None else bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    words = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"fst": __version__}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    found["torch"] = torch.__version__  # with its build, which the package metadata may leave out
+    return found
+
+
+def _hardware() -> dict[str, Any]:
+    hardware: dict[str, Any] = {
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+    }
+    if torch.cuda.is_available():
+        properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        hardware["gpus"] = [
+            {"name": each.name, "memory_gib": round(each.total_memory / 2**30, 1)}
+            for each in properties
+        ]
+        hardware["cuda"] = torch.version.cuda
+    return hardware

@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from torch import Tensor
 
 from fst.base import Model, PointStream
@@ -29,19 +30,19 @@ from fst.precision import full_precision
 from fst.pretrained import check_shapes, from_json
 from fst.training.batches import in_order, plan
 from fst.training.checkpoint import Checkpoint
-from fst.training.compilation import compiles, explained
-from fst.training.errors import CheckpointError, NonFiniteError, TrainingError
-from fst.training.objectives import Objective
-from fst.training.optimization import Average, build_optimizer, set_rates
+from fst.training.errors import CheckpointError, CompilationError, NonFiniteError, TrainingError
+from fst.training.optimizer import Average, build_optimizer, set_rates
 from fst.training.schedules import History
-from fst.training.settings import TrainingSettings
+from fst.training.settings import Objective, TrainingSettings
 
 # Compiled code is compiled in the first step, and captured and replayed in the next two.
 COMPILING_STEPS = 3
+# The oldest GPUs that PyTorch's compiler writes code for.
+OLDEST_CAPABILITY = (7, 0)
 
 
 @dataclass
-class Progression:
+class TrainState:
     """Where a run stands, in plain numbers.
 
     `history` and `best` hold the first error of validations; `errors` and `best_errors` all errors
@@ -59,7 +60,7 @@ class Progression:
     compilation_seconds: float = 0.0
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Progression":
+    def from_json(cls, values: dict[str, Any]) -> "TrainState":
         return from_json({n: value for n, value in values.items() if n != "points"}, cls, "state")
 
 
@@ -100,7 +101,7 @@ class Trainer:
             # Parts add up in tensors of our own: memory of a replayed CUDA graph is overwritten.
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
-        self.progression = Progression()
+        self.state = TrainState()
         self.best_weights: dict[str, Tensor] = {}
         self._compiling_steps = COMPILING_STEPS if compiles(settings, self.device) else 0
         self._unread = 0
@@ -125,13 +126,13 @@ class Trainer:
             self._update()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.progression.compilation_seconds += time.monotonic() - start
+        self.state.compilation_seconds += time.monotonic() - start
         self._compiling_steps -= 1
 
     def _update(self) -> None:
-        self.progression.step += 1
-        step, settings = self.progression.step, self.settings
-        set_rates(self.optimizer, self.schedule.factor(step, self.progression.history))
+        self.state.step += 1
+        step, settings = self.state.step, self.settings
+        set_rates(self.optimizer, self.schedule.factor(step, self.state.history))
         draws = self._draw(self.points)  # one for the step, however many parts it has
         losses = [
             self._backward(batch, draws, last=part == settings.accumulate)
@@ -163,7 +164,7 @@ class Trainer:
             return
         table = self._table[: self._unread].clone()
         table[:, 0] = self.accelerator.reduce(table[:, 0].clone(), reduction="sum")
-        first = self.progression.step - self._unread + 1
+        first = self.state.step - self._unread + 1
         self._unread = 0
         for step, (loss, norm) in enumerate(table.tolist(), start=first):
             if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -174,7 +175,7 @@ class Trainer:
                     step,
                     rows,
                 )
-            self.progression.pending.append((loss, norm))
+            self.state.pending.append((loss, norm))
 
     def any_process(self, flag: bool) -> bool:
         """Whether the flag is set on any process; all of them must ask together."""
@@ -213,8 +214,8 @@ class Trainer:
 
     def _judge(self, means: list[float], bad: list[int]) -> bool:
         """Take up the errors of a validation; the first of them decides which weights are best."""
-        error, progression = means[0], self.progression
-        step = progression.step
+        error, state = means[0], self.state
+        step = state.step
         if not all(map(math.isfinite, means)):
             raise NonFiniteError(
                 f"the validation error of step {step:,} is {error}; "
@@ -222,12 +223,12 @@ class Trainer:
                 step,
                 bad,
             )
-        progression.errors = dict(zip(self.objective.names, means, strict=True))
-        progression.history += ((step, error),)
-        if progression.best is not None and error >= progression.best[1]:
+        state.errors = dict(zip(self.objective.names, means, strict=True))
+        state.history += ((step, error),)
+        if state.best is not None and error >= state.best[1]:
             return False
-        progression.best = (step, error)
-        progression.best_errors = progression.errors
+        state.best = (step, error)
+        state.best_errors = state.errors
         self.best_weights = {name: t.clone() for name, t in self.selected.state_dict().items()}
         return True
 
@@ -245,13 +246,13 @@ class Trainer:
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
         points = None if self.points is None else self.points.state()
-        values = asdict(self.progression) | {"points": points}
+        values = asdict(self.state) | {"points": points}
         return Checkpoint(self.model.state_dict(), tensors, values)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same model and settings."""
         try:
-            self.progression = Progression.from_json(checkpoint.values)
+            self.state = TrainState.from_json(checkpoint.values)
             parts = _by_part(checkpoint.tensors)
             self.model.load_state_dict(checkpoint.weights)
             if self.average is not None:
@@ -274,6 +275,38 @@ class Trainer:
 
     def _draw(self, stream: PointStream | None) -> PointDraws | None:
         return None if stream is None else stream.draw().to(self.device, torch.float32)
+
+
+def compiles(settings: TrainingSettings, device: torch.device) -> bool:
+    """As the settings say; where they leave it open, if one process trains on one GPU."""
+    if settings.compile is not None:
+        return settings.compile
+    return (
+        device.type == "cuda"
+        and PartialState().num_processes == 1
+        and find_spec("triton") is not None
+        and torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
+        and _python_is_known()
+    )
+
+
+def _python_is_known() -> bool:
+    """Whether the compiler takes this version of Python."""
+    from torch._dynamo.eval_frame import is_dynamo_supported  # takes a second: not before
+
+    return is_dynamo_supported()
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Within, a failure of the compiler says how to do without it."""
+    from torch._dynamo.exc import TorchDynamoException  # takes a second: not before it is needed
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        reason = " ".join(str(error).partition("\n\n")[0].split())  # then come hints for developers
+        raise CompilationError(reason or type(error).__name__) from error
 
 
 @contextmanager

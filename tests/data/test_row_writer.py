@@ -17,10 +17,12 @@ from rich.console import Console
 
 from data_examples import BURGERS, DARCY, write_fields, write_published
 from fst.data import DataError, burgers, darcy
-from fst.data.atomic import Column, Plan, publish, write_rows
 from fst.data.burgers_data import BurgersData
+from fst.data.row_writer import Column, Plan, write_rows
+from fst.io import publish
 
 QUIET = Console(quiet=True)
+HERE = str(Path(__file__).parent)
 NAME = "1D_Burgers_Sols_Nu0.1.hdf5"
 
 
@@ -208,12 +210,12 @@ class TestResuming:
     def test_a_killed_process_leaves_a_part_that_goes_on(self, tmp_path):
         script = f"""
 import sys
-sys.path[:0] = {sys.path!r}
+sys.path[:0] = {[HERE, *sys.path]!r}
 import numpy as np, time
 from rich.console import Console
 from pathlib import Path
-from test_data_atomic import slow_plan
-from fst.data.atomic import write_rows
+from test_row_writer import slow_plan
+from fst.data.row_writer import write_rows
 plan, produce = slow_plan(Path({str(tmp_path)!r}))
 def slow(start, stop):
     print(start, flush=True)
@@ -333,7 +335,7 @@ class TestDisks:
 
     def test_a_second_writer_is_turned_away_even_with_force(self, tmp_path):
         plan, produce = slow_plan(tmp_path)
-        command = [sys.executable, "-c", SECOND_WRITER, str(tmp_path), *sys.path]
+        command = [sys.executable, "-c", SECOND_WRITER, str(tmp_path), HERE, *sys.path]
         said = []
 
         def while_another_writes(start, stop):
@@ -368,8 +370,8 @@ import sys
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from rich.console import Console
-from test_data_atomic import slow_plan
-from fst.data.atomic import write_rows
+from test_row_writer import slow_plan
+from fst.data.row_writer import write_rows
 plan, produce = slow_plan(Path(sys.argv[1]))
 for force in (False, True):
     try:

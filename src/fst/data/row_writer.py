@@ -8,7 +8,6 @@ name. A part of another law is refused: continuing it would mix two data sets.
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fst.data.errors import DataError, is_locked, reading_hdf5, writing
-from fst.pretrained import parse_json
+from fst.io import parse_json, sync
 from fst.version import __version__
 
 Law = dict[str, object]
@@ -92,23 +91,6 @@ def write_rows(
                 _append(file, block, start, stop)
             progress.advance(task, stop - start)
     return plan.part
-
-
-def publish(finished: Path, path: Path) -> None:
-    """Give a finished file its final name; after this a reader sees all of it."""
-    with writing(path):
-        sync(finished)
-        finished.replace(path)
-        sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Force a file (or a folder's list of names) to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def settle_existing(path: Path, law: Law, existing: Law | None, *, force: bool) -> bool:

@@ -1,0 +1,166 @@
+"""Which training settings reach the lowest validation error in a given time of updates?
+
+    python benchmarks/training_search.py fast/burgers-single/fst --seconds 45 --out search \\
+        --trial "" --trial "batch_size=24" --trial "batch_size=24 model.points_from_sobol=128"
+
+A trial changes fields of a recipe: of its training settings by their own names, of its model as
+`model.NAME`, of its data as `data.NAME`; `warmup` and `shape` (cosine or linear) are those of the
+schedule. The number of steps follows from the time: the rate is measured during the warm-up, which
+is the same whatever the number of steps. Compilation and validation are not counted.
+
+Every trial adds a line to `rows.jsonl` in --out, failures too; trials that have theirs are skipped.
+"""
+
+import argparse
+import ast
+import dataclasses
+import json
+import math
+import os
+import statistics
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fst.commands import train as command
+from fst.recipes import find
+from fst.recipes.recipe import Recipe
+from fst.terminal import Terminal
+from fst.training.budget import release
+from fst.training.loop import build_accelerator
+from fst.training.run_folder import git_state
+from fst.training.schedules import Schedule, Stage, Stages, WarmupCosine
+from fst.training.trainer import Trainer
+
+UNTIMED, TIMED = 20, 80  # steps: before the clock starts, and until the rate is known
+LAST = 200  # steps whose mean loss is kept
+
+
+def parse(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def changed(recipe: Recipe, trial: str, seed: int) -> tuple[Recipe, int, str]:
+    """The recipe with a trial's changes; the warm-up and the shape of the schedule."""
+    changes: dict[str, dict[str, Any]] = {"training": {}, "model": {}, "data": {}}
+    for word in trial.split():
+        name, _, value = word.partition("=")
+        part, _, field = name.rpartition(".")
+        changes[part or "training"][field] = parse(value)
+    settings = changes["training"]
+    warmup, shape = settings.pop("warmup", 300), settings.pop("shape", "cosine")
+    settings |= {"seed": recipe.training.seed + 1000 * seed, "tensorboard": False}
+    parts = {
+        name: dataclasses.replace(getattr(recipe, name), **values)
+        for name, values in changes.items()
+    }
+    return dataclasses.replace(recipe, **parts), warmup, shape
+
+
+def schedule(warmup: int, steps: int, shape: str) -> Schedule:
+    if shape == "cosine":
+        return WarmupCosine(warmup, steps)
+    return Stages((Stage(warmup, 0.0, 1.0), Stage(steps, 1.0, 0.0, "linear")), maximum=steps)
+
+
+def train(trainer: Trainer, seconds: float, warmup: int, shape: str) -> dict[str, Any]:
+    """Spend the time, then validate."""
+    every = trainer.settings.log_every
+
+    def updates(last: int) -> float:
+        """Up to a step; how long that took."""
+        start = time.perf_counter()
+        while trainer.state.step < last:
+            trainer.update()
+            if trainer.state.step % every == 0:
+                trainer.read()
+        trainer.read()
+        return time.perf_counter() - start
+
+    trainer.schedule = schedule(warmup, 10**6, "cosine")
+    start = time.perf_counter()
+    updates(UNTIMED)
+    first = time.perf_counter() - start
+    rate = (TIMED - UNTIMED) / updates(TIMED)
+    steps = max(round(seconds * rate), warmup + 1)
+    trainer.schedule = schedule(warmup, steps, shape)
+    spent = updates(steps)
+    losses = [loss for loss, _ in trainer.state.pending]
+    start = time.perf_counter()
+    trainer.validate()
+    return {
+        "steps": steps,
+        "steps_per_second": round((steps - TIMED) / spent, 2),
+        "seconds": round(spent * steps / (steps - TIMED), 2),
+        "compilation_seconds": round(first, 1),
+        "validation_seconds": round(time.perf_counter() - start, 1),
+        "loss": statistics.fmean(losses[-LAST:]),
+        "validation": trainer.state.history[-1][1],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("recipe")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--seconds", type=float, default=45.0)
+    parser.add_argument("--trial", action="append", required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no trial after this")
+    arguments = parser.parse_args()
+    begun = time.monotonic()
+    device = torch.device(arguments.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    file = arguments.out / "rows.jsonl"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    done = {(r["recipe"], r["trial"], r["seed"], r["asked"]) for r in map(json.loads, lines)}
+    loaded: dict[Any, Any] = {}
+    for seed in arguments.seeds:
+        for trial in arguments.trial:
+            key = (arguments.recipe, trial, seed, arguments.seconds)
+            if key in done or time.monotonic() - begun > 60 * arguments.minutes:
+                continue
+            row: dict[str, Any] = dict(zip(("recipe", "trial", "seed", "asked"), key, strict=True))
+            recipe, warmup, shape = changed(find(arguments.recipe), trial, seed)
+            try:
+                data = command.data_path(recipe, arguments.data)
+                if recipe.data not in loaded:
+                    loaded.clear()
+                    loaded[recipe.data] = command.load(recipe, data, device, Terminal(quiet=True))
+                training, validation = loaded[recipe.data]
+                trainer = Trainer(
+                    command.prepare_model(recipe, training.samples), training.samples,
+                    validation.samples, recipe.training, build_accelerator(recipe.training, device),
+                )  # fmt: skip
+                row |= train(trainer, arguments.seconds, warmup, shape)
+                trainer.batches.close()
+                del trainer
+            except Exception as error:
+                traceback.print_exc()
+                row["error"] = f"{type(error).__name__}: {error}"
+            release()
+            row |= {"hardware": name, "threads": torch.get_num_threads()}
+            row |= {"torch": torch.__version__, "commit": git_state()["commit"]}
+            with file.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+            shown = row.get("validation", math.nan)
+            print(
+                f"{shown:.4f}  loss {row.get('loss', math.nan):.2e}  {row.get('steps', 0):6d} steps"
+                f" {row.get('steps_per_second', 0):6.1f}/s  first {row.get('compilation_seconds')}"
+                f"  seed {seed}  {trial or 'the recipe'}", flush=True,
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

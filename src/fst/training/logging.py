@@ -1,0 +1,290 @@
+"""What a run says about itself while it goes: to its metrics and to the screen.
+
+Numbers go to JSON lines always, to TensorBoard and Weights & Biases if asked. A terminal shows a
+live line; anything else gets sparse plain lines. A resumed run first drops what was recorded after
+its checkpoint, so each step is recorded once.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as LiveProgress
+from rich.text import Text
+
+from fst.io import file_errors, parse_json, write_atomically
+from fst.training.errors import TrainingError
+from fst.training.run_folder import RunFolder
+from fst.training.settings import TrainingSettings
+from fst.training.trainer import Trainer
+
+# Seconds between plain lines, where every line stays in a log.
+QUIET = 30.0
+
+
+class Stopwatch:
+    """Seconds between one call and the next."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    @property
+    def running(self) -> float:
+        return time.monotonic() - self._start
+
+    def lap(self) -> float:
+        now = time.monotonic()
+        passed, self._start = now - self._start, now
+        return passed
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The numbers shown."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    steps_per_second: float
+
+
+class Log:
+    """Averages what the trainer has read and passes it on.
+
+    Every process keeps one, so that all do the same; only the main one has metrics and a screen.
+    """
+
+    def __init__(
+        self, trainer: Trainer, metrics: "MetricsLog | None", progress: "Progress"
+    ) -> None:
+        self.trainer = trainer
+        self.metrics = metrics
+        self.progress = progress
+        self._logged_step = trainer.state.step
+        self._logged_seconds = trainer.state.training_seconds
+        self._reading = Reading(self._logged_step, float("nan"), 0.0, 0.0)
+
+    def read(self) -> None:
+        """Take up the losses read since the last log line."""
+        state = self.trainer.state
+        if not state.pending:
+            return
+        seconds = state.training_seconds - self._logged_seconds
+        self._reading = Reading(
+            step=state.step,
+            loss=self._mean(0),
+            learning_rate=self.trainer.optimizer.param_groups[0]["lr"],
+            steps_per_second=(state.step - self._logged_step) / max(seconds, 1e-9),
+        )
+
+    def log(self) -> None:
+        """Write the means over the steps since the last log line, and begin anew."""
+        reading, state = self._reading, self.trainer.state
+        if self.metrics is not None:
+            values = {
+                "loss": reading.loss,
+                "gradient_norm": self._mean(1),
+                "learning_rate": reading.learning_rate,
+                "steps_per_second": reading.steps_per_second,
+                "seconds": state.training_seconds + state.other_seconds,
+            }
+            self.metrics.add("training", state.step, values)
+        state.pending.clear()
+        self._logged_step, self._logged_seconds = state.step, state.training_seconds
+
+    def validated(self) -> None:
+        """Write the validation just made."""
+        state = self.trainer.state
+        step, error = state.history[-1]
+        if self.metrics is not None and state.best is not None:
+            self.metrics.add(
+                "validation", step, {"error": error, "best": state.best[1]} | state.errors
+            )
+
+    def show(self, *, validated: bool) -> None:
+        errors = tuple(self.trainer.state.errors.values())
+        self.progress.show(self._reading, errors, now=validated)
+
+    def sync(self) -> None:
+        """Bring what was written to the disk."""
+        if self.metrics is not None:
+            self.metrics.sync()
+
+    def _mean(self, column: int) -> float:
+        pending = self.trainer.state.pending
+        return sum(pair[column] for pair in pending) / len(pending)
+
+
+class MetricsLog:
+    """Where the main process writes; the other processes have none."""
+
+    def __init__(self, folder: RunFolder, settings: TrainingSettings, step: int) -> None:
+        self.folder = folder
+        with file_errors(folder.metrics):
+            kept = list(_until(folder, step))
+            write_atomically(folder.metrics, b"".join(kept))
+            self._file = folder.metrics.open("ab")
+        self._tensorboard = _tensorboard(folder, step) if settings.tensorboard else None
+        self._wandb = _wandb(folder) if settings.wandb else None
+
+    def __enter__(self) -> Self:
+        self._hook, threading.excepthook = threading.excepthook, self._report
+        return self
+
+    def _report(self, error: threading.ExceptHookArgs) -> None:
+        """TensorBoard writes in a thread, whose errors nobody catches. Where the folder is gone,
+        the run itself says so in one line."""
+        if not (isinstance(error.exc_value, OSError) and not self.folder.tensorboard.is_dir()):
+            self._hook(error)
+
+    def __exit__(self, *_: object) -> None:
+        threading.excepthook = self._hook
+        self._file.close()
+        if self._tensorboard is not None and self.folder.tensorboard.is_dir():
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def add(self, kind: str, step: int, values: dict[str, float]) -> None:
+        """Record numbers of one step; `kind` is "training" or "validation"."""
+        self.folder.require_there()
+        line = {"kind": kind, "step": step, **values}
+        with file_errors(self.folder.metrics):
+            self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
+            self._file.flush()
+            if self._tensorboard is not None:
+                for name, value in values.items():
+                    self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
+        if self._wandb is not None:
+            self._wandb.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)
+
+    def sync(self) -> None:
+        """Bring the lines to the disk: a checkpoint counts on those before it."""
+        with file_errors(self.folder.metrics):
+            os.fsync(self._file.fileno())
+
+
+def _until(folder: RunFolder, step: int) -> Iterator[bytes]:
+    """The complete lines up to `step`. A killed writer may leave half a line at the end."""
+    if not folder.metrics.exists():
+        return
+    for line in folder.metrics.read_bytes().splitlines(keepends=True):
+        try:
+            if parse_json(line)["step"] <= step:
+                yield line.rstrip(b"\n") + b"\n"
+        except (ValueError, KeyError, TypeError):
+            continue
+
+
+def _tensorboard(folder: RunFolder, step: int) -> Any:
+    # Imported here because it takes seconds, which not every run needs to spend.
+    from torch.utils.tensorboard import SummaryWriter
+
+    with file_errors(folder.tensorboard):
+        return SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
+
+
+def check_wandb(settings: TrainingSettings) -> None:
+    """Raise where Weights & Biases is asked for but not to be had, before anything is written."""
+    if not settings.wandb:
+        return
+    wandb = _import_wandb()
+    try:
+        wandb.login(verify=False)  # asks in a terminal; needs no network
+    except wandb.Error as error:
+        raise TrainingError(f"wandb is on, but Weights & Biases says: {error}") from None
+
+
+def _import_wandb() -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise TrainingError(
+            "wandb is on, but Weights & Biases is not installed: "
+            "pip install 'function-space-transformer[wandb]'"
+        ) from None
+    return wandb
+
+
+def _wandb(folder: RunFolder) -> Any:
+    wandb = _import_wandb()
+    try:
+        # The folder's name identifies the run, so that a resumed one goes on in the same place.
+        return wandb.init(
+            project="fst",
+            dir=str(folder.path),
+            config=folder.recipe,
+            id=folder.path.resolve().name,
+            resume="allow",
+        )
+    except wandb.Error as error:
+        raise TrainingError(f"wandb is on, but Weights & Biases says: {error}") from None
+
+
+class _TwoLines(LiveProgress):
+    """The bar above its numbers: together they are too wide for most terminals."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            yield Text(task.fields["text"], no_wrap=True, overflow="ellipsis")
+
+
+class Progress:
+    """Shows readings; `last_step` is the most steps the schedule allows."""
+
+    def __init__(self, console: Console, step: int, last_step: int) -> None:
+        self.console = console
+        self.last_step = last_step
+        self._said = time.monotonic()
+        self._live: LiveProgress | None = None
+        if console.is_terminal:
+            columns = (TextColumn("step"), BarColumn(), MofNCompleteColumn())
+            # Twice a second is enough to look at, and leaves a small machine to its training.
+            self._live = _TwoLines(*columns, console=console, refresh_per_second=2)
+            self._task = self._live.add_task("", total=last_step, completed=step, text="")
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, reading: Reading, validation: tuple[float, ...], *, now: bool = False) -> None:
+        """Update the live line, or print a plain one if `now` or if the last is long ago."""
+        text = self._text(reading, validation)
+        if self._live is not None:
+            self._live.update(self._task, completed=reading.step, text=text)
+        elif now or time.monotonic() - self._said >= QUIET:
+            self._said = time.monotonic()
+            self.say(f"step {reading.step:,} of {self.last_step:,}: {text}")
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _text(self, reading: Reading, validation: tuple[float, ...]) -> str:
+        parts = [f"loss {reading.loss:.3e}"]
+        if validation:
+            parts.append("validation " + " / ".join(f"{error:.5f}" for error in validation))
+        parts.append(f"rate {reading.learning_rate:.1e}")
+        parts.append(f"{reading.steps_per_second:.1f} steps/s")
+        if reading.steps_per_second > 0:
+            # Most schedules may stop earlier, so this is the longest it can take.
+            seconds = (self.last_step - reading.step) / reading.steps_per_second
+            parts.append(f"at most {_duration(seconds)} left")
+        return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
