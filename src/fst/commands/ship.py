@@ -21,16 +21,15 @@ from torch import Tensor
 
 from fst import pretrained
 from fst.commands.device import choose_device
-from fst.commands.evaluate import fingerprint, read_recipe
+from fst.commands.evaluate import read_recipe
 from fst.commands.records import describe
 from fst.commands.train import check_same_data, data_of_run
 from fst.data import BurgersData, DarcyData
 from fst.data.samples import Samples
 from fst.data.source import DataSource
-from fst.evaluation.once import ROWS
 from fst.evaluation.protocol import EvaluationSettings, batch_draws, measuring, row_batches
 from fst.evaluation.rows import Row, read_rows
-from fst.evaluation.runs import RESULTS, read_json
+from fst.evaluation.runs import RESULTS, ROWS, read_json
 from fst.evaluation.tables import error_table
 from fst.io import file_errors, write_text
 from fst.metrics import relative_l2
@@ -103,7 +102,7 @@ def ship(
     best = run / "best" / WEIGHTS
     if not best.is_file():
         raise ValueError(f"{run} has no weights: best/{WEIGHTS} is missing")
-    if rows[0].protocol != fingerprint(recipe, best.read_bytes()):
+    if rows[0].protocol != recipe.evaluation.fingerprint(best.read_bytes(), recipe.data):
         raise ValueError(f"{run}: best/{WEIGHTS} are not the weights that were scored")
 
     model = Operator.from_pretrained(best.parent)
