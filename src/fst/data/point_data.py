@@ -71,7 +71,7 @@ class PointData(DataSource):
     def training_size(self, folder: Path) -> tuple[int, int]:
         """How many samples the training split has, and how many targets its largest sample."""
         file = self.describe(folder)
-        rows = self._partition(file).training
+        rows = self.partition(file).training
         return len(rows), int(file.queries(rows).sizes.max())
 
     def prepare(
