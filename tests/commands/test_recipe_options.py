@@ -10,7 +10,7 @@ import torch
 
 from fst.base import Model
 from fst.cli import main
-from fst.data import DataError, PointSample, write_points
+from fst.data import DataError, PointData, PointSample, write_points
 from fst.recipes import RECIPES, find, own
 from fst.types import Domain
 
@@ -22,7 +22,9 @@ TINY = (
 ).split()
 
 
-def write(path: Path, *, grid: bool = False, condition: bool = False, samples: int = 20) -> Path:
+def write(
+    path: Path, *, grid: bool = False, condition: bool = False, samples: int = 20, offset: float = 2
+) -> Path:
     generator = np.random.default_rng(0)
     axis = np.linspace(0, 1, 8)
     regular = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -30,7 +32,7 @@ def write(path: Path, *, grid: bool = False, condition: bool = False, samples: i
     for _ in range(samples):
         phase = generator.uniform(0, 6)
         points = regular if grid else generator.uniform(size=(64, 2))
-        values = np.sin(6 * points.sum(axis=1, keepdims=True) + phase) + 2
+        values = np.sin(6 * points.sum(axis=1, keepdims=True) + phase) + offset
         given = np.array([phase]) if condition else None
         made.append(PointSample(points[::4], values[::4], points, values, condition=given))
     write_points(path, made, Domain((0.0, 0.0), (1.0, 1.0)))
@@ -181,6 +183,16 @@ def test_the_choice_follows_device_and_samples(tmp_path):
     assert (large.recipe.training.weight_decay, large.recipe.training.average) == (0.0, None)
     assert large.recipe.training.batch_size > small.recipe.training.batch_size
     assert own.choose(find("own/fst"), few, gpu, "small").recipe.model == small.recipe.model
+
+
+def test_targets_far_from_zero_are_warned_of_and_standardised(tmp_path):
+    file = write(tmp_path / "kelvin.h5", offset=293.0)
+    with pytest.warns(UserWarning, match=r"293.* ± 0\.7.* relative error of about 0\.002"):
+        PointData().load(file)
+    choice = own.choose(find("own/fst"), file, torch.device("cpu"))
+    assert choice.recipe.training.objective.channels == "standardized"
+    near = own.choose(find("own/fst"), write(tmp_path / "near.h5"), torch.device("cpu"))
+    assert near.recipe.training.objective.channels == "original"
 
 
 ONE_OF_EACH_MODEL = {find(name).model.__class__: name for name in RECIPES}

@@ -20,6 +20,7 @@ from fst.data.point_targets import (
     channel_squares,
     refuse_undefined,
     undefined_rows,
+    warn_of_large_means,
     warn_of_unequal_channels,
 )
 from fst.data.samples import Samples
@@ -64,11 +65,10 @@ class PointData(DataSource):
         """Domain, channels, names and units of the file."""
         return read_points(self.locate(folder))
 
-    def training_size(self, folder: Path) -> tuple[int, int]:
-        """How many samples the training split has, and how many targets its largest sample."""
+    def training_targets(self, folder: Path) -> Points:
+        """The targets of the training split, with their positions."""
         file = self.describe(folder)
-        rows = self._partition(file).training
-        return len(rows), int(file.queries(rows).sizes.max())
+        return file.queries(self._partition(file).training)
 
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
@@ -99,6 +99,7 @@ class PointData(DataSource):
         small = undefined_rows(partition.training, points, typical=squares.sum() / len(targets))
         refuse_undefined(file.path, small)
         warn_of_unequal_channels(file.path, file.targets, squares, len(targets))
+        warn_of_large_means(file.path, file.targets, targets)
         return TrainingSplit(training.to(device)), ValidationSplit(validation.to(device))
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:

@@ -23,6 +23,8 @@ LEAST_SQUARE, LARGEST_SQUARE = 1e-30, 1e34
 LEAST_SHARE = 1e-16
 # A channel so much smaller adds a hundredth to the squared relative error if it is not learned.
 LARGEST_RATIO = 10.0
+# A mean beyond so many standard deviations hides what varies.
+LARGEST_OFFSET = 5.0
 
 
 def undefined_rows(rows: Int[np.ndarray, " n"], queried: Points, typical: float = 0.0) -> list[int]:
@@ -70,5 +72,32 @@ def warn_of_unequal_channels(
             f"{filled.max() / filled.min():.3g} ({named}); loss and score are one relative error "
             "over all channels, in which the small ones count little: bring them to similar "
             "sizes",
+            stacklevel=3,
+        )
+
+
+def offsets(targets: Float[np.ndarray, "p c"]) -> Float[np.ndarray, " c"]:
+    """|mean| / standard deviation of each channel; 0 for one that is constant."""
+    wide = targets.astype(np.float64)
+    mean, std = np.abs(wide.mean(axis=0)), wide.std(axis=0)
+    return np.where(std > 0, mean / np.where(std > 0, std, 1.0), 0.0)
+
+
+def warn_of_large_means(
+    path: Path, labels: Sequence[Label], targets: Float[np.ndarray, "p c"]
+) -> None:
+    """Warn where a constant would already have a small relative error."""
+    ratios = offsets(targets)
+    large = [n for n, ratio in enumerate(ratios) if ratio > LARGEST_OFFSET]
+    if large:
+        wide = targets.astype(np.float64)
+        named = listed(
+            [f"{labels[n].name}: {wide[:, n].mean():.4g} ± {wide[:, n].std():.2g}" for n in large]
+        )
+        warnings.warn(
+            f"{path}: the mean of the targets is far larger than their standard deviation "
+            f"({named}), so that a constant already has a relative error of about "
+            f"{1 / ratios[large].min():.2g}; --training.objective.channels standardized measures "
+            "in standard deviations instead",
             stacklevel=3,
         )
