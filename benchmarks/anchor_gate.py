@@ -42,9 +42,8 @@ from torch import Tensor, nn
 
 from fst import FunctionSpaceConfig, FunctionSpaceTransformer
 from fst.data import burgers
-from fst.data.augmentation import PeriodicSamples
+from fst.data.burgers_data import PeriodicSamples
 from fst.data.samples import BurgersSamples
-from fst.data.views import boundary_observation_indices, index_coordinates
 from fst.evaluation_points import PointDraws
 from fst.kernels import fuse
 from fst.metrics import relative_l2, squared_relative_l2
@@ -107,19 +106,6 @@ def generate(folder: Path, viscosity: float, sizes: Sizes, device: torch.device)
 @functools.cache
 def load(path: Path, device: torch.device) -> Tensor:
     return torch.load(path, mmap=True).to(device)
-
-
-def as_samples(solution: Tensor) -> BurgersSamples:
-    grid = (solution.shape[1], solution.shape[2])
-    observed = boundary_observation_indices(*grid)
-    on_device = observed.to(solution.device)
-    return BurgersSamples(
-        grid=grid,
-        held=tuple(torch.arange(size) for size in grid),
-        targets=solution,
-        observed_positions=index_coordinates(observed, grid),
-        observed_values=solution[:, on_device[:, 0], on_device[:, 1]],
-    )
 
 
 # Model
@@ -259,7 +245,7 @@ class Training:
         sizes = job.sizes
         self.model = fuse(build_model(job)).to(device).train()
         known = solution[: sizes.training]
-        self.samples = PeriodicSamples(as_samples(known), sizes.grid)
+        self.samples = PeriodicSamples(BurgersSamples.from_solutions(known), sizes.grid)
         self.held_out = solution[sizes.training :]
         targets = self.samples.whole.on_grid(sizes.grid).targets
         for each in (self.model.standardize_values, self.model.standardize_outputs):
@@ -413,7 +399,7 @@ def crowding(along: Tensor, fronts: Tensor) -> tuple[Tensor, Tensor]:
 def validate(training: Training) -> Row:
     """Mean errors on the measured grid, in float32."""
     job, model, anchors = training.job, training.model.eval(), training.model.predict_anchors
-    whole = as_samples(training.held_out)
+    whole = BurgersSamples.from_solutions(training.held_out)
     measured = whole.on_grid(job.sizes.grid)
     fronts = near_fronts(training.held_out)
     time_cells = tuple(each.to(training.device) for each in measured.held)
@@ -642,7 +628,7 @@ def basis(points: Tensor, along: Tensor, scales: Tensor, slopes: bool) -> Tensor
 
 def best_fit(solution: Tensor, along: Tensor, scales: Tensor, slopes: bool) -> float:
     """Relative L2 error of the least-squares fit of one solution on the measured grid."""
-    samples = as_samples(solution[None])
+    samples = BurgersSamples.from_solutions(solution[None])
     samples = samples.on_grid(tuple(min(100, size) for size in samples.grid))
     target = samples.targets.reshape(-1, 1)
     matrix = basis(samples.queries, along, scales, slopes)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from fst.data import darcy
-from fst.data.elliptic import iteration_bound
+from fst.data.darcy import iteration_bound
 
 Row = dict[str, Any]
 

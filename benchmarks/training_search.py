@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fst.training.environment import git_state
 
 from fst.commands import train as command
 from fst.recipes import find
@@ -32,6 +31,7 @@ from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
 from fst.training.budget import release
 from fst.training.loop import build_accelerator
+from fst.training.run_folder import git_state
 from fst.training.schedules import Schedule, Stage, Stages, WarmupCosine
 from fst.training.trainer import Trainer
 
@@ -76,9 +76,9 @@ def train(trainer: Trainer, seconds: float, warmup: int, shape: str) -> dict[str
     def updates(last: int) -> float:
         """Up to a step; how long that took."""
         start = time.perf_counter()
-        while trainer.progression.step < last:
+        while trainer.state.step < last:
             trainer.update()
-            if trainer.progression.step % every == 0:
+            if trainer.state.step % every == 0:
                 trainer.read()
         trainer.read()
         return time.perf_counter() - start
@@ -91,7 +91,7 @@ def train(trainer: Trainer, seconds: float, warmup: int, shape: str) -> dict[str
     steps = max(round(seconds * rate), warmup + 1)
     trainer.schedule = schedule(warmup, steps, shape)
     spent = updates(steps)
-    losses = [loss for loss, _ in trainer.progression.pending]
+    losses = [loss for loss, _ in trainer.state.pending]
     start = time.perf_counter()
     trainer.validate()
     return {
@@ -101,7 +101,7 @@ def train(trainer: Trainer, seconds: float, warmup: int, shape: str) -> dict[str
         "compilation_seconds": round(first, 1),
         "validation_seconds": round(time.perf_counter() - start, 1),
         "loss": statistics.fmean(losses[-LAST:]),
-        "validation": trainer.progression.history[-1][1],
+        "validation": trainer.state.history[-1][1],
     }
 
 

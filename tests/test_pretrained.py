@@ -12,7 +12,9 @@ import torch
 import fst
 from fst.baselines import PerceiverIO
 from fst.model import FunctionSpaceTransformer
-from fst.pretrained import PretrainedError
+from fst.operators import Operator
+from fst.pretrained import CONFIG, WEIGHTS, PretrainedError, shipped
+from fst.recipes.recipe import recipe_from_json
 from small import small_config, small_model, some_observations, some_queries
 
 
@@ -164,3 +166,22 @@ def test_a_run_folder_points_to_its_best_weights(saved, tmp_path):
     saved[0].save_pretrained(tmp_path / "run" / "best")
     with pytest.raises(PretrainedError, match="missing; its best weights are in .*run/best"):
         fst.from_pretrained(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_weights_load_and_answer(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where no folder has the name
+    folder, model = shipped()[name], fst.from_pretrained(name)
+    assert isinstance(model, Operator)
+    recipe = recipe_from_json(json.loads((folder / "recipe.json").read_text()), name)
+    assert model.config == recipe.model
+    card = (folder / "README.md").read_text()
+    assert all(word in card for word in (recipe.name, "| Command |", "## Scores", "## Limits"))
+    assert {path.name for path in folder.iterdir()} == {
+        WEIGHTS, CONFIG, "recipe.json", "README.md", "results"
+    }  # fmt: skip
+    condition = None if not model.condition_channels else torch.full((1, 1), 0.01)
+    positions = torch.rand(1, 50, 2)
+    field = model(fst.Observations(positions, torch.ones(1, 50, 1), condition))
+    assert field(torch.rand(1, 7, 2)).isfinite().all()
+    assert field(torch.rand(1, 7, 2), neighbors=16).isfinite().all()

@@ -15,6 +15,7 @@ from typing import Literal
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
+from fst.commands import data as data_commands
 from fst.terminal import Terminal, one_line, printable
 from fst.version import __version__
 
@@ -25,6 +26,8 @@ COMMANDS = (
     "evaluate",
     "report",
     "records",
+    "results",
+    "ship",
     "predict",
     "explore",
     "demo",
@@ -105,17 +108,15 @@ def evaluate(
     data: Path | None = None,
     device: str | None = None,
     again: bool = False,
-    trivial: bool = False,
     unfinished: bool = False,
 ) -> None:
-    """Score a trained run on its test set and keep the rows with it.
+    """Score a trained run on its test set, beside trivial predictors, and keep the rows with it.
 
     Args:
-        run: The run's folder.
+        run: The run's folder; for weights that ship with fst their name shows the stored rows.
         data: The data, where they are no longer where the run was trained.
         device: cpu or cuda; a GPU where there is one.
         again: Score anew and replace the stored rows.
-        trivial: For Burgers: also score zero, the initial condition held, its mean, and diffusion.
         unfinished: Score a run that was stopped before its end.
     """
     from fst.commands import evaluate as evaluate_command
@@ -125,7 +126,6 @@ def evaluate(
         data=data,
         device=device,
         again=again,
-        trivial=trivial,
         unfinished=unfinished,
         console=console,
     )
@@ -165,6 +165,53 @@ def records(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
 
 
 @app.command
+def results(
+    folder: Positional[Path] = Path("results"),
+    /,
+    *,
+    out: Path = Path("docs/results.md"),
+    readme: Path | None = None,
+) -> None:
+    """Write the page of results and its figures from the rows that are kept in a folder.
+
+    Args:
+        folder: Folder with records.json, comparisons, ablations and pdebench.
+        out: The page (Markdown); figures go into images beside it.
+        readme: A file with the two marks between which the short form is written.
+    """
+    from fst.commands.results import write_results
+
+    for path in write_results(folder, out, readme):
+        console.print(f"wrote {path}")
+
+
+@app.command
+def ship(
+    run: Positional[Path],
+    /,
+    *,
+    name: str,
+    out: Path | None = None,
+    data: Path | None = None,
+    device: str | None = None,
+    force: bool = False,
+) -> None:
+    """Write the weights of a scored run, with a card, as weights that are known by a name.
+
+    Args:
+        run: Folder of a run that fst evaluate has scored.
+        name: The name for fst.from_pretrained, such as burgers-single.
+        out: Folder of all shipped weights; where this copy of fst looks for them if not given.
+        data: The data, where they are no longer where the run was trained.
+        device: cpu or cuda; a GPU where there is one.
+        force: Replace weights of this name.
+    """
+    from fst.commands import ship as ship_command
+
+    ship_command.ship(run, name, out=out, data=data, device=device, force=force, console=console)
+
+
+@app.command
 def predict(
     run: Positional[str],
     /,
@@ -181,7 +228,8 @@ def predict(
     """Ask a trained model for values at queries, or a classifier for the classes of images.
 
     Args:
-        run: A run folder, a folder of save_pretrained, or hf://owner/name for the hub.
+        run: A run folder, the name of weights that ship with fst, a folder of save_pretrained, or
+            hf://owner/name for the hub.
         out: File for the answer, .npz or .h5; for images .csv.
         observations: What was observed: an fst point file (.h5), .npz or .csv.
         queries: Where to ask: a file of the same kinds, or a grid such as 201x1024.
@@ -336,18 +384,8 @@ def search(
     )
 
 
-@data_app.command
-def check(path: Positional[Path], /) -> None:
-    """Read a data file, or every data file of a folder, from end to end and describe it.
-
-    Args:
-        path: The file or folder to read.
-    """
-    from fst.commands import data as data_commands
-
-    data_commands.check(path)
-
-
+for _command in (data_commands.burgers, data_commands.darcy, data_commands.check):
+    data_app.command(_command)
 app.command(data_app, name="data", help="Make or check data files.")
 
 
@@ -362,11 +400,6 @@ def run(words: Sequence[str]) -> None:
             name = words[1] if named else None
             train_recipe(name, words[2:] if named else words[1:], console=console)
             return
-    if words[:1] == ["data"]:
-        from fst.commands import data as data_commands
-
-        data_app.command(data_commands.burgers)
-        data_app.command(data_commands.darcy)
     app.cli(
         prog="fst",
         description="The Function-Space Transformer. fst --version prints its version.",

@@ -2,7 +2,7 @@
 
 The configuration is a dataclass; the JSON names the model's class and spells its fields, and is
 checked field by field when it is read. The weights carry a digest of themselves, and are compared
-with it.
+with it. Weights that ship with fst lie in folders of the same kind, and are known by their names.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from fst.io import json_text, parse_json, write_atomically
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 HUB = "hf://"
+SHIPPED = Path(__file__).parent / "weights"
 DIGEST = "sha256"  # in the metadata of the weights
 Config = TypeVar("Config")
 
@@ -104,18 +105,30 @@ def digest(weights: dict[str, Tensor]) -> str:
     return found.hexdigest()
 
 
+def shipped() -> dict[str, Path]:
+    """The weights that ship with this copy of fst, by name."""
+    return {path.parent.name: path.parent for path in sorted(SHIPPED.glob(f"*/{WEIGHTS}"))}
+
+
 def find(source: str | Path) -> Path:
-    """A local folder with a model or, for hf://owner/name, a download from the Hugging Face hub."""
+    """A local folder, the folder of a shipped name or, for hf://owner/name, a download.
+
+    A local folder comes before shipped weights of the same name.
+    """
     if not isinstance(source, str | Path):
         raise TypeError(f"source must be a folder or {HUB}owner/name, got {type(source).__name__}")
     if str(source).startswith(HUB):
         return _download(str(source))
-    if not Path(source).is_dir():
+    if Path(source).is_dir():
+        return Path(source)
+    known = shipped()
+    if str(source) not in known:
         raise PretrainedError(
-            f"{source}: there is no such folder (a model on the Hugging Face hub is named "
+            f"{source}: there is no such folder, and the weights that ship with fst are "
+            f"{', '.join(known) or 'none'} (a model on the Hugging Face hub is named "
             f"{HUB}owner/name)"
         )
-    return Path(source)
+    return known[str(source)]
 
 
 def _download(source: str) -> Path:

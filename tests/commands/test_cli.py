@@ -8,22 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from command_line import run
 from fst import __version__
 from fst.cli import COMMANDS, INTERRUPTED, USER_ERROR, main, search
 from fst.recipes.search import MORE_STEPS, RATES, STEPS
 from fst.training.errors import Interrupted, TrainingError
 from tiny import BURGERS, MODEL, TRAINING
-
-
-def run(capsys, *words: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command."""
-    try:
-        code = main([str(word) for word in words])
-    except SystemExit as stop:  # the parser's own errors and --help
-        code = int(stop.code or 0)
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err + captured.out
-    return code, captured.out, captured.err
 
 
 def test_help_lists_every_command(capsys):
@@ -56,7 +46,7 @@ def test_the_search_offers_the_papers_numbers():
 def test_help_and_mistyped_commands_do_not_load_torch():
     """One process answers them all; loading torch takes longer than all of them."""
     mistakes = [["trian"], ["--quiet"], ["evaluate"]]
-    helps = [[name, "--help"] for name in COMMANDS if name != "data"]
+    helps = [[name, "--help"] for name in COMMANDS]
     asked = [[], ["--help"], ["--version"], *helps, *mistakes]
     script = f"""
 import sys
@@ -180,7 +170,7 @@ MISTAKES = {
     ),
     "predict with a run that is not there": (
         "predict runs/nosuch --observations o.csv --queries 3x3 --out z.npz".split(),
-        "runs/nosuch: there is no such folder (a model on the Hugging Face hub is named hf://",
+        "runs/nosuch: there is no such folder, and the weights that ship with fst are ",
     ),
     "check nothing": (["data", "check", "no.hdf5"], "no.hdf5"),
     "device that is not there": (
@@ -232,7 +222,7 @@ def test_an_interruption_is_one_line(capsys, monkeypatch, words, hint):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fst.commands.data.BurgersData.make", interrupted)
+    monkeypatch.setattr("fst.data.BurgersData.make", interrupted)
     monkeypatch.setattr("fst.commands.recipes.list_recipes", interrupted)
     code, _, err = run(capsys, *words)
     assert code == INTERRUPTED

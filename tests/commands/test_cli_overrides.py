@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from test_cli import run
 
+from command_line import run
 from fst.cli import USER_ERROR
 from tiny import BURGERS, MODEL, TRAINING
 

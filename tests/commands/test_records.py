@@ -35,6 +35,8 @@ def scored(folder, **changes):
     write_rows(folder / "results" / "rows.json", [coarse, local, row])
     (folder / "summary.json").write_text(json.dumps(SUMMARY))
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    lines = [{"kind": "validation", "step": step, "error": 30 / step} for step in (1500, 3000)]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     return folder
 
 
@@ -49,6 +51,8 @@ def test_the_finest_grid_with_all_anchors_counts(tmp_path):
         "steps": 3000, "hardware": "NVIDIA H200", "commit": "abc",
     }  # fmt: skip
     assert {name: record[name] for name in expected} == expected
+    assert read_records(out)[0]["nearest"] == {"16": 0.6}
+    assert record["curve"] == ((29.12, 0.02), (58.25, 0.01))  # seconds of updates
 
 
 def test_runs_are_added_and_replaced(tmp_path):

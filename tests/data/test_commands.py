@@ -6,7 +6,7 @@ import pytest
 
 from fst.commands import data as commands
 from fst.data import DarcyData, DataError, burgers
-from fst.data.pdebench import file_name, open_trajectories
+from fst.data.burgers_data import file_name, open_trajectories
 
 SMALL = {"training": 3, "validation": 1, "test": 1, "points": 32, "times": 5, "final_time": 0.1}
 
@@ -73,7 +73,7 @@ def test_check_describes_a_file_and_a_folder(tmp_path, capsys):
     ],
 )
 def test_settings_that_make_no_sense_are_one_clear_error(tmp_path, changes, message):
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(ValueError, match=message):
         commands.burgers(out=tmp_path, **{**SMALL, **changes})
     assert list(tmp_path.iterdir()) == []
 

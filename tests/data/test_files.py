@@ -25,15 +25,15 @@ from data_examples import (
 )
 from fst.data import (
     DataError,
+    burgers_data,
     check_file,
     check_folder,
     darcy,
-    pdebench,
     read_points,
     write_points,
 )
-from fst.data.neuraloperator_files import open_fields
-from fst.data.pdebench import open_trajectories
+from fst.data.burgers_data import open_trajectories
+from fst.data.darcy_data import open_fields
 from fst.data.views import boundary_observation_indices, subset_indices
 
 QUIET = Console(quiet=True)
@@ -106,7 +106,7 @@ class TestLaziness:
         original_item = h5py.Dataset.__getitem__
         monkeypatch.setattr(h5py.Dataset, "read_direct", counted)
         monkeypatch.setattr(h5py.Dataset, "__getitem__", whole)
-        monkeypatch.setattr(pdebench, "_BLOCK_BYTES", 4 * TIMES * POINTS * 4)
+        monkeypatch.setattr(burgers_data, "_BLOCK_BYTES", 4 * TIMES * POINTS * 4)
         data = replace(BURGERS, training=40, validation=10, test=20)
         data.load(tmp_path)
         assert sum(stop - start for start, stop in read) == 50
@@ -120,7 +120,7 @@ class TestLaziness:
 
     def test_neighbouring_rows_are_read_together(self):
         rows = np.array([0, 1, 2, 3, 4, 7, 9, 10])
-        assert list(pdebench._runs(rows, 3)) == [(0, 0, 3), (3, 3, 2), (5, 7, 1), (6, 9, 2)]
+        assert list(burgers_data._runs(rows, 3)) == [(0, 0, 3), (3, 3, 2), (5, 7, 1), (6, 9, 2)]
 
     def test_fields_are_mapped_not_loaded(self, tmp_path):
         path = tmp_path / "darcy_train_16.pt"

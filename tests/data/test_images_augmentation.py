@@ -10,13 +10,16 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from fst.classifiers import IMAGENET_DEVIATION, IMAGENET_MEAN
 from fst.data import ImageAugmentation
 from fst.data.image_augmentation import (
+    Boxes,
+    blur_matrix,
     crop,
+    cubic,
     erase,
     grey_or_solar,
     jitter,
     random_boxes,
+    sampling_matrix,
 )
-from fst.data.image_resampling import Boxes, blur_matrix, cubic, sampling_matrix
 from image_examples import CLASSES, picture
 
 SIZE = (48, 40)

@@ -15,7 +15,7 @@ from rich.console import Console
 from fst.data import DataError, ImageBatch, ImageData, ResidentImages, StreamedImages
 from fst.data.image_data import stratified
 from fst.data.image_decoding import View
-from fst.data.image_streaming import seeded
+from fst.data.image_samples import seeded
 from fst.data.images import find_split
 from image_examples import (
     CLASSES,

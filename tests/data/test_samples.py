@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
-from data_examples import DOMAIN, POINTS, TIMES, point_samples, trajectories
+from data_examples import BURGERS, DOMAIN, POINTS, TIMES, point_samples, trajectories
 from fst.data import GridSamples, PointData, read_points, write_points
 from fst.data.burgers_data import BurgersData
 from fst.data.point_data import load_points
@@ -109,6 +110,17 @@ def test_burgers_shares_one_mean_and_deviation_of_its_targets():
     assert statistics.value_mean == statistics.output_mean
     np.testing.assert_allclose(statistics.output_mean, targets.mean(), rtol=1e-12)
     np.testing.assert_allclose(statistics.value_deviation, targets.std(), rtol=1e-12)
+
+
+def test_solutions_are_observed_as_the_recipes_data_are(tmp_path):
+    BURGERS.prepare(tmp_path, "cpu", Console(quiet=True))
+    stored = BURGERS.load_test(tmp_path).samples
+    ours = BurgersSamples.from_solutions(stored.targets).batch(torch.tensor([1]))
+    theirs = stored.batch(torch.tensor([1]))
+    assert torch.equal(ours.observations.positions, theirs.observations.positions)
+    assert torch.equal(ours.observations.values, theirs.observations.values)
+    assert torch.equal(ours.queries, theirs.queries)
+    assert torch.equal(ours.targets, theirs.targets)
 
 
 def test_statistics_of_full_grid_supervision_come_from_the_subset():

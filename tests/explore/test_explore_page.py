@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_explore import BURGERS, DARCY, points_explorer, served, small_model
 
 from browser import CHROMIUM, browser
+from explore_examples import BURGERS, DARCY, points_explorer, served, small_model
 from fst.explore.explorer import Explorer
 from fst.explore.problems import BurgersProblem, DarcyProblem, Problem
 

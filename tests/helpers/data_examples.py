@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fst.data import BurgersData, DarcyData, PointSample
-from fst.data.pdebench import file_name
+from fst.data.burgers_data import file_name
 from fst.types import Domain
 
 TIMES, POINTS = 21, 64

@@ -31,8 +31,8 @@ NAMES = {
     "demo/burgers",
     *(f"own/{m}" for m in ("fst", "fno", "perceiver-io", "transolver", "deeponet")),
     *(f"own/images-{m}" for m in ("fst", "vit", "cnn-vit")),
-    *(f"fast/burgers-single/{m}" for m in (*BASELINES, "fst")),
-    *(f"fast/burgers-all/{m}" for m in ("fst", "fno", "perceiver-io")),
+    *(f"fast/burgers-single/{m}" for m in (*BASELINES, "fst", "fno-mended")),
+    *(f"fast/burgers-all/{m}" for m in ("fst", "fno", "fno-mended", "perceiver-io")),
     *(f"fast/darcy/{m}" for m in (*BASELINES, "fst")),
 }
 

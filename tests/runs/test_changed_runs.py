@@ -246,8 +246,8 @@ def test_what_the_file_decides_is_no_option(trained, tmp_path, capsys, words, me
 
 def test_a_demo_goes_on_with_no_other_recipe(run, capsys):
     before = sorted(run.iterdir())
-    line = refused(capsys, "demo", "--out", run)
-    assert "holds a run of own/fst, small, not of demo/burgers" in line
+    told = refused(capsys, "demo", "--out", run)
+    assert "holds a run of own/fst, small, not of demo/burgers" in told
     (run / "summary.json").unlink()
     assert "holds a run of own/fst" in refused(capsys, "demo", "--out", run)
     assert sorted(run.iterdir()) == [path for path in before if path.name != "summary.json"]

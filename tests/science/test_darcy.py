@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fst.data import darcy
-from fst.data.elliptic import divergence_form, inverse_laplacian, iteration_bound
+from fst.data.darcy import divergence_form, inverse_laplacian, iteration_bound
 
 
 def mesh(nodes: int) -> tuple[Tensor, Tensor]:

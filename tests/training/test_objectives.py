@@ -115,11 +115,20 @@ def test_l2_equals_its_formula(
 
 def test_other_measures_have_other_names_and_old_recipes_the_old_one() -> None:
     assert from_json({}, RelativeL2, "test").names == ("relative_l2",)
-    assert RelativeL2("standardized").names == ("standardized_relative_l2",)
-    assert RelativeL2("standardized", "absolute").names == ("standardized_l2",)
-    assert RelativeL2(scale="absolute").names == ("l2",)
+    assert RelativeL2("standardized").names == ("standardized_relative_l2", "relative_l2")
+    assert RelativeL2("standardized", "absolute").names == ("standardized_l2", "relative_l2")
+    assert RelativeL2(weights=(2.0,)).names == ("weighted_relative_l2", "relative_l2")
     with pytest.raises(ValueError, match="weights must be at least 0 and not all 0"):
         RelativeL2(weights=(0.0, 0.0))
+
+
+def test_validation_also_reports_the_measure_of_the_test() -> None:
+    plain = wave_trainer(tiny_settings())
+    other = wave_trainer(tiny_settings(objective=RelativeL2(scale="absolute")))
+    plain.validate(), other.validate()
+    assert list(other.state.errors) == ["l2", "relative_l2"]
+    assert other.state.errors["relative_l2"] == plain.state.errors["relative_l2"]
+    assert other.state.errors["l2"] != pytest.approx(plain.state.errors["relative_l2"], rel=1e-3)
 
 
 def test_one_weight_for_each_channel_is_asked_for() -> None:

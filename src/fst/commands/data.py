@@ -1,25 +1,16 @@
 """What `fst data burgers`, `fst data darcy` and `fst data check` do.
 
 Enters: the command line's settings. Leaves: files, or a description of a file, and a few lines of
-text. Errors about files are `DataError`s; showing them is the command line's business.
+text. What needs PyTorch is imported when a command runs, so that help is answered at once.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from tyro.conf import Positional
 
-from fst.commands.device import parse_device
-from fst.data import burgers as burgers_law
-from fst.data.burgers_data import BurgersData
-from fst.data.check import Description, check_file, check_folder
-from fst.data.darcy_data import DarcyData
-from fst.data.errors import DataError
-from fst.data.image_check import check_images, holds_images
-from fst.data.neuraloperator_files import file_name as darcy_file_name
-from fst.data.pdebench import file_name as burgers_file_name
 from fst.terminal import Terminal
 
 
@@ -59,33 +50,28 @@ def burgers(
         device: Where to solve: cpu or cuda; a GPU where there is one.
         force: Replace files that exist and discard unfinished ones.
     """
+    from fst.commands.device import parse_device
+    from fst.data.burgers import VISCOSITIES
+    from fst.data.burgers_data import BurgersData, file_name
+
     console = Terminal()
-    viscosities = tuple(burgers_law.VISCOSITIES) if all_viscosities else viscosity
-    with _settings():
-        chosen = parse_device(device)
-        _check_batch_size(batch_size)
-        data = BurgersData(
-            viscosities=viscosities,
-            training=training,
-            validation=validation,
-            test=test * len(viscosities),
-            points=points,
-            times=times,
-            final_time=final_time,
-            seed=seed,
-        )
+    viscosities = VISCOSITIES if all_viscosities else viscosity
+    chosen = parse_device(device)
+    _check_batch_size(batch_size)
+    data = BurgersData(
+        viscosities=viscosities,
+        training=training,
+        validation=validation,
+        test=test * len(viscosities),
+        points=points,
+        times=times,
+        final_time=final_time,
+        seed=seed,
+    )
+    how: dict[str, Any] = {"console": console, "batch_size": batch_size, "force": force}
     for nu in viscosities:
-        path = out / burgers_file_name(nu)
-        made = data.make(
-            path,
-            nu,
-            test,
-            device=chosen,
-            console=console,
-            batch_size=batch_size,
-            force=force,
-        )
-        _say(console, path, made)
+        path = out / file_name(nu)
+        _say(console, path, data.make(path, nu, test, device=chosen, **how))
 
 
 def darcy(
@@ -116,33 +102,28 @@ def darcy(
         device: Where to solve: cpu or cuda; a GPU where there is one.
         force: Replace files that exist and discard unfinished ones.
     """
+    from fst.commands.device import parse_device
+    from fst.data.darcy_data import DarcyData, file_name
+
     console = Terminal()
-    with _settings():
-        chosen = parse_device(device)
-        _check_batch_size(batch_size)
-        data = DarcyData(
-            resolution=resolution,
-            fine=fine,
-            training=training,
-            validation=0,
-            test=test,
-            training_file=training,
-            seed=seed,
-        )
+    chosen = parse_device(device)
+    _check_batch_size(batch_size)
+    data = DarcyData(
+        resolution=resolution,
+        fine=fine,
+        training=training,
+        validation=0,
+        test=test,
+        training_file=training,
+        seed=seed,
+    )
+    how: dict[str, Any] = {"console": console, "batch_size": batch_size, "force": force}
     for which in ("train", "test"):
-        path = out / darcy_file_name(which, resolution)
-        made = data.make(
-            path,
-            which,
-            device=chosen,
-            console=console,
-            batch_size=batch_size,
-            force=force,
-        )
-        _say(console, path, made)
+        path = out / file_name(which, resolution)
+        _say(console, path, data.make(path, which, device=chosen, **how))
 
 
-def check(path: Path, /) -> None:
+def check(path: Positional[Path], /) -> None:
     """Read a data file, or every data file of a folder, from end to end and describe it.
 
     Recognises PDEBench trajectories, NeuralOperator Darcy samples, fst points and images in class
@@ -152,26 +133,14 @@ def check(path: Path, /) -> None:
     Args:
         path: The file or folder to read.
     """
+    from fst.data.check import check as found_in
+
     console = Terminal()
-    found: Iterable[Description]
-    if holds_images(path):
-        found = check_images(path)
-    else:
-        found = check_folder(path) if path.is_dir() else [check_file(path)]
-    for description in found:
+    for description in found_in(path):
         table = Table(title=f"{description.path.name}: {description.layout}", show_header=False)
         for name, value in description.facts:
             table.add_row(name, value)
         console.print(table)
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    """A setting that makes no sense is the user's error: one line, no traceback."""
-    try:
-        yield
-    except ValueError as error:
-        raise DataError(str(error)) from error
 
 
 def _check_batch_size(batch_size: int | None) -> None:

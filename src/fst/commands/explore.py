@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fst import pretrained
 from fst.commands.device import parse_device
 from fst.commands.evaluate import read_recipe
 from fst.commands.predict import load_model
@@ -13,16 +14,13 @@ from fst.data import BurgersData, DarcyData, PointData
 from fst.data.point_samples import PointSamples
 from fst.explore.explorer import Explorer
 from fst.explore.problems import BurgersProblem, DarcyProblem, PointsProblem, Problem
-from fst.pretrained import PretrainedError
 from fst.recipes import find
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
 
-SHIPPED = ("burgers-single", "burgers-all", "darcy")
-
 
 def explore(
-    run: str = SHIPPED[0],
+    run: str = "burgers-single",
     *,
     port: int = 8765,
     recipe: str | None = None,
@@ -58,19 +56,9 @@ def make_explorer(
     device: str | None = None,
 ) -> Explorer:
     """The model of a run, of a folder of `save_pretrained` or of a shipped name."""
-    folder = Path(run)
-    if not folder.exists() and run in SHIPPED:
-        try:
-            model = load_model(run)
-        except PretrainedError:
-            raise ValueError(
-                f"the weights {run!r} do not ship with this version of fst: give a run folder, "
-                "such as that of fst demo"
-            ) from None
-        trained = find(recipe or f"{run}/fst")
-    else:
-        trained = find(recipe) if recipe is not None else _recipe_of(folder)
-        model = load_model(run)
+    folder = pretrained.find(run)
+    trained = find(recipe) if recipe is not None else _recipe_of(folder)
+    model = load_model(run)
     problem = problem_of(trained, folder, data)
     return Explorer(model.to(parse_device(device)), problem, folder.resolve().name)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fst.data.errors import DataError, reading, writing
 from fst.evaluation.rows import Row
-from fst.evaluation.runs import read_json, read_run
+from fst.evaluation.runs import read_json, read_run, read_timed_curve
 from fst.io import write_atomically
 
 
@@ -40,7 +40,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 def describe(run: Path) -> dict[str, Any]:
     """One run: its error on the finest test grid, what it cost, and where it was trained."""
-    row = finest(read_run(run).rows)
+    rows = read_run(run).rows
+    row = finest(rows)
     summary, environment = (read_json(run / f"{name}.json") for name in ("summary", "environment"))
     seconds = summary.get("update_seconds")
     if seconds is None:
@@ -59,6 +60,8 @@ def describe(run: Path) -> dict[str, Any]:
         "selected_step": summary["selected_step"],
         "validation_error": summary["validation_error"],
         "error": row.error,
+        "paper_error": row.paper_error,
+        "nearest": {each.neighbors: each.error for each in rows if each.neighbors is not None},
         "metric": row.metric,
         "grid": row.grid,
         "samples": row.samples,
@@ -67,12 +70,13 @@ def describe(run: Path) -> dict[str, Any]:
         "torch": (environment.get("versions") or {}).get("torch"),
         "commit": git.get("commit"),
         "modified": git.get("modified"),
+        "curve": read_timed_curve(run),
     }
 
 
 def finest(rows: tuple[Row, ...]) -> Row:
     """The row of all anchors on the grid with the most points."""
-    whole = [row for row in rows if row.neighbors is None]
+    whole = [row for row in rows if row.neighbors is None and not row.trivial]
     if not whole:
         raise DataError("no row was decoded from all anchors")
     sizes = [1 if row.grid is None else prod(row.grid) for row in whole]

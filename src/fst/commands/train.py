@@ -115,7 +115,7 @@ def _block(
     epochs = plan.steps * settings.batch_size / samples
     lines = {
         "model": f"{parameter_count(model):,} parameters",
-        "loss": ", ".join(name.replace("_", " ") for name in settings.objective.names),
+        "loss": settings.objective.names[0].replace("_", " "),
         "batch": f"{settings.batch_size} samples, {drawn} of each",
         "steps": f"{plan.steps:,}, which is {epochs:,.0f} epochs",
         "regularisation": f"weight decay {settings.weight_decay:g}, {average}, best on validation",
@@ -149,7 +149,11 @@ def start(
     described |= {} if weights is None else {"from": str(weights.resolve())}
     with held(out):
         folder = RunFolder.create(out, recipe.to_json(), described)
-        return run_training(model, training, validation, recipe.training, folder, console=console)
+        summary = run_training(
+            model, training, validation, recipe.training, folder, console=console
+        )
+    tell_error(recipe, summary, training, validation, console)
+    return summary
 
 
 def resume(
@@ -197,7 +201,27 @@ def _resume(
         record_data(out, data)
     model = prepare_model(recipe, training.samples)
     settings = _with_lower_rates(recipe.training, out, rate_factor)
-    return run_training(model, training, validation, settings, folder, console=console)
+    summary = run_training(model, training, validation, settings, folder, console=console)
+    tell_error(recipe, summary, training, validation, console)
+    return summary
+
+
+def tell_error(
+    recipe: Recipe,
+    summary: Summary,
+    training: TrainingSplit[Rows],
+    validation: ValidationSplit[Rows],
+    console: Console | None,
+) -> None:
+    """The last line: how good the validation error is beside trivial predictors."""
+    # By the measure of the test, whatever selected the weights.
+    error = summary.validation_errors.get("relative_l2", summary.validation_error)
+    if console is None or error is None or not PartialState().is_main_process:
+        return
+    words = recipe.evaluation.beside_validation(
+        error, training.samples, validation.samples, recipe.data
+    )
+    console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def _with_lower_rates(settings: TrainingSettings, run: Path, factor: float) -> TrainingSettings:

@@ -3,31 +3,61 @@
 Enters: a folder of PDEBench files, made here where they are missing. Leaves: the training and
 validation splits, or, by a separate call, the test split. The published files drop in: they name
 no splits, so theirs are drawn by seed, with the same rows for every viscosity.
+
+PDEBench's layout, `1D_Burgers_Sols_Nu{ν}.hdf5`: `tensor` (samples, time, space) float32,
+`x-coordinate` (cell centres), `t-coordinate` (one entry more than there are saved times). A file
+made here also has the index lists `split/training`, `split/validation` and `split/test` and its law
+as a JSON attribute, which PDEBench's readers ignore.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import h5py
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from rich.console import Console
 from torch import Tensor
 
 from fst.data import burgers
-from fst.data.augmentation import PeriodicSamples
-from fst.data.errors import DataError
-from fst.data.pdebench import TrajectoryFile, file_name, open_trajectories, plan_trajectories
-from fst.data.row_writer import Law, package_version, settle_existing, write_rows
-from fst.data.samples import BurgersSamples, Samples
-from fst.data.source import DataSource
-from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
-from fst.data.views import boundary_observation_indices, index_coordinates, subset_indices
+from fst.data.errors import DataError, reading_hdf5
+from fst.data.row_writer import (
+    Column,
+    Law,
+    Plan,
+    first_not_finite,
+    package_version,
+    read_law,
+    settle_existing,
+    write_rows,
+)
+from fst.data.samples import BurgersSamples, Samples, Statistics, random_moves
+from fst.data.source import DataSource, check_counts
+from fst.data.splits import (
+    SPLITS,
+    Partition,
+    TestSplit,
+    TrainingSplit,
+    ValidationSplit,
+    looked_at,
+    stored_partition,
+)
+from fst.data.views import (
+    boundary_observation_indices,
+    index_coordinates,
+    index_product,
+    subset_indices,
+)
 from fst.io import publish
 from fst.terminal import Terminal
 from fst.types import check_fields
 
+LAYOUT = "a PDEBench HDF5 file with tensor (samples, time, space), x-coordinate and t-coordinate"
+_BLOCK_BYTES = 2**24
 # Coordinates stored in float32, or computed in another order, differ by less than this.
 _COORDINATE_TOLERANCE = 1e-5
 _CPU_BATCH = 32
@@ -36,6 +66,9 @@ _CPU_BATCH = 32
 @dataclass(frozen=True)
 class BurgersData(DataSource):
     """Trajectories of u_t + (u²/2)_x = (ν/π) u_xx, observed at t = 0 and at both end cells."""
+
+    value_names = (("u", ""),)
+    target_names = (("u", ""),)
 
     viscosities: tuple[float, ...] = (0.01,)
     """The viscosities ν, one file each."""
@@ -68,25 +101,22 @@ class BurgersData(DataSource):
             raise ValueError(f"viscosities must be positive numbers, got {self.viscosities}")
         if len(set(self.viscosities)) != len(self.viscosities):
             raise ValueError(f"viscosities must differ, got {self.viscosities}")
-        if self.seed < 0 or self.split_seed < 0:
-            raise ValueError(
-                f"seed and split_seed must be at least 0, got {self.seed} and {self.split_seed}"
-            )
+        check_counts(self)
         if self.points < 2 or self.times < 2:
             raise ValueError(
                 f"points and times must be at least 2, got {self.points} and {self.times}"
             )
         if not self.final_time > 0:
             raise ValueError(f"final_time must be positive, got {self.final_time}")
-        if min(self.training, self.validation, self.test) < 0 or self.training == 0:
-            raise ValueError(
-                "training must be positive, validation and test not negative, "
-                f"got {self.training}, {self.validation} and {self.test}"
-            )
 
     @property
     def grid(self) -> tuple[int, int]:
         return self.times, self.points
+
+    @property
+    def diffusion(self) -> float | None:
+        one = len(self.viscosities) == 1
+        return self.viscosities[0] / math.pi * self.final_time if one else None
 
     def files(self, folder: Path) -> list[Path]:
         """The files of this recipe, whether they exist or not."""
@@ -95,7 +125,7 @@ class BurgersData(DataSource):
     @property
     def test_counts(self) -> tuple[int, ...]:
         each, left = divmod(self.test, len(self.viscosities))
-        return tuple(each + (place < left) for place in range(len(self.viscosities)))
+        return tuple(each + (number < left) for number in range(len(self.viscosities)))
 
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
@@ -124,21 +154,31 @@ class BurgersData(DataSource):
         force: bool = False,
     ) -> bool:
         """Make one file, going on from an unfinished one; False if it was there already."""
-        partition = Partition.consecutive(self.training, self.validation, test)
         law = self._law(viscosity, test)
-        if path.exists() and settle_existing(path, law, _law_of(path, force), force=force):
-            return False
+        if path.exists():
+            existing = None if force else open_trajectories(path).law
+            if settle_existing(path, law, existing, force=force):
+                return False
         device = torch.device(device)
-        moments = burgers.saved_times(self.times, self.final_time)
-        times = torch.as_tensor(moments, dtype=torch.float64, device=device)
-        cells = torch.as_tensor(burgers.cell_centers(self.points), dtype=torch.float64)
-        plan = plan_trajectories(
-            path, law, partition, times.cpu().numpy(), cells.cpu().numpy(), viscosity
+        times = burgers.saved_times(self.times, self.final_time)
+        saved = times.numpy()
+        partition = Partition.consecutive(self.training, self.validation, test)
+        plan = Plan(
+            path=path,
+            law=law,
+            rows=self.training + self.validation + test,
+            columns={"tensor": Column(self.grid, "float32")},
+            constants={
+                "x-coordinate": burgers.cell_centers(self.points).float().numpy(),
+                "t-coordinate": np.append(saved, saved[-1] + saved[1]).astype(np.float32),
+                **{f"split/{name}": getattr(partition, name) for name in SPLITS},
+            },
+            attributes={"Nu": viscosity},
         )
 
         def produce(start: int, stop: int) -> dict[str, np.ndarray]:
             initial = burgers.sample_initial(stop - start, self.points, self.seed, start=start)
-            solution = burgers.solve(initial.to(device), viscosity, times)
+            solution = burgers.solve(initial.to(device), viscosity, times.to(device))
             return {"tensor": solution.float().cpu().numpy()}
 
         batch_size = batch_size or self._rows_at_once(device)
@@ -168,18 +208,13 @@ class BurgersData(DataSource):
         grid on the device.
         """
         opened = self._open_all(folder)
-        training = [partition.training for _, partition in opened]
-        validation = [partition.validation for _, partition in opened]
-        files = [file for file, _ in opened]
-        samples: Samples
+        grid = self.grid if augment else self.supervision_grid or self.grid
+        samples = self._read([(file, rows.training) for file, rows in opened], grid, device)
         if augment:
-            whole = self._read(zip(files, training, strict=True), self.grid, device)
-            samples = PeriodicSamples(whole, self.supervision_grid)
-        else:
-            grid = self.supervision_grid or self.grid
-            samples = self._read(zip(files, training, strict=True), grid, device)
+            samples = PeriodicSamples(samples, self.supervision_grid)
+        validation = [(file, rows.validation) for file, rows in opened]
         return TrainingSplit(samples), ValidationSplit(
-            self._read(zip(files, validation, strict=True), self.validation_grid, device)
+            self._read(validation, self.validation_grid, device)
         )
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
@@ -199,12 +234,9 @@ class BurgersData(DataSource):
         """The test split on the whole grid, grouped by viscosity."""
         opened = self._open_all(folder)
         samples = self._read([(file, rows.test) for file, rows in opened], self.grid, device)
-        groups = tuple(
-            f"{viscosity:g}"
-            for viscosity, (_, rows) in zip(self.viscosities, opened, strict=True)
-            for _ in rows.test
-        )
-        return TestSplit(samples, groups)
+        counted = zip(self.viscosities, opened, strict=True)
+        groups = tuple(f"{nu:g}" for nu, (_, rows) in counted for _ in rows.test)
+        return TestSplit(samples, groups, values=self.value_names, targets=self.target_names)
 
     def _law(self, viscosity: float, test: int) -> Law:
         return {
@@ -222,14 +254,14 @@ class BurgersData(DataSource):
             "version": package_version(),
         }
 
-    def _open_all(self, folder: Path) -> list[tuple[TrajectoryFile, Partition]]:
+    def _open_all(self, folder: Path) -> list[tuple["TrajectoryFile", Partition]]:
         opened = []
         for viscosity, test in zip(self.viscosities, self.test_counts, strict=True):
             file = self._open(find_file(folder, viscosity), viscosity)
             opened.append((file, self._partition(file, test)))
         return opened
 
-    def _open(self, path: Path, viscosity: float) -> TrajectoryFile:
+    def _open(self, path: Path, viscosity: float) -> "TrajectoryFile":
         """A file of this viscosity on exactly this grid, so that files cannot be mixed."""
         file = open_trajectories(path)
         if file.grid != self.grid:
@@ -251,7 +283,7 @@ class BurgersData(DataSource):
             )
         return file
 
-    def _partition(self, file: TrajectoryFile, test: int) -> Partition:
+    def _partition(self, file: "TrajectoryFile", test: int) -> Partition:
         """Which of its rows this recipe uses: the first of those named, or drawn by seed."""
         wanted = {"training": self.training, "validation": self.validation, "test": test}
         if file.partition is None:
@@ -261,48 +293,105 @@ class BurgersData(DataSource):
                     f"expected at least {sum(wanted.values())}"
                 )
             return Partition.drawn(file.rows, **wanted, seed=self.split_seed)
+        used = {}
         for name, count in wanted.items():
-            there = len(getattr(file.partition, name))
-            if there < count:
+            used[name] = getattr(file.partition, name)[:count]
+            if len(used[name]) < count:
                 raise DataError(
-                    f"{file.path}: holds {there} {name} trajectories, expected at least {count}"
+                    f"{file.path}: holds {len(used[name])} {name} trajectories, "
+                    f"expected at least {count}"
                 )
-        return Partition(
-            **{name: getattr(file.partition, name)[:count] for name, count in wanted.items()}
-        )
+        return Partition(**used)
 
     def _read(
         self,
-        parts: Iterable[tuple[TrajectoryFile, np.ndarray]],
+        parts: list[tuple["TrajectoryFile", np.ndarray]],
         counts: tuple[int, int],
         device: torch.device | str,
     ) -> BurgersSamples:
         """The given rows of the given files at a subset of the grid, a block at a time."""
-        parts = list(parts)
-        total = sum(len(rows) for _, rows in parts)
+        rows_of_files = torch.tensor([len(rows) for _, rows in parts])
+        total = int(rows_of_files.sum())
         held = tuple(map(subset_indices, self.grid, counts))
-        time, cell = boundary_observation_indices(*self.grid).unbind(dim=1)
+        observed = boundary_observation_indices(*self.grid)
+        time, cell = observed.unbind(dim=1)
         targets = torch.empty(total, *counts, device=device)
-        observed = torch.empty(total, len(time), device=device)
+        values = torch.empty(total, len(time), device=device)
         start = 0
         for file, rows in parts:
             for where, block in file.blocks(rows):
-                place = slice(start + where.start, start + where.stop)
-                targets[place] = block[:, held[0]][:, :, held[1]].to(device)
-                observed[place] = block[:, time, cell].to(device)
+                to = slice(start + where.start, start + where.stop)
+                targets[to] = block[:, held[0]][:, :, held[1]].to(device)
+                values[to] = block[:, time, cell].to(device)
             start += len(rows)
+        condition = None
+        if self.condition:
+            condition = torch.tensor(self.viscosities).repeat_interleave(rows_of_files)[:, None]
         return BurgersSamples(
             grid=self.grid,
             held=held,
             targets=targets,
-            observed_positions=index_coordinates(torch.stack([time, cell], dim=1), self.grid),
-            observed_values=observed,
-            condition=self._condition(parts) if self.condition else None,
+            observed_positions=index_coordinates(observed, self.grid),
+            observed_values=values,
+            condition=condition,
         )
 
-    def _condition(self, parts: list[tuple[TrajectoryFile, np.ndarray]]) -> Tensor:
-        counts = torch.tensor([len(rows) for _, rows in parts])
-        return torch.tensor(self.viscosities).repeat_interleave(counts)[:, None]
+
+class PeriodicSamples(BurgersSamples):
+    """Training samples moved by u(t, x) → u(t, x + s) and u(t, x) → −u(t, −x).
+
+    Both map solutions of the periodic equation to solutions. On cell centres a shift by whole cells
+    is i → i + s mod n and the reflection i → n−1−i: exact, without interpolation. (The law of the
+    initial conditions is not quite invariant: its waves do not close exactly at the seam of the
+    interval, and its window stands in the left half. Moved samples are drawn from a slightly wider
+    law.) Every value is one gather from the whole solution, which therefore stays on the device.
+    """
+
+    def __init__(self, whole: BurgersSamples, supervision: tuple[int, ...] | None = None) -> None:
+        if whole.grid_shape != whole.grid:
+            raise ValueError(
+                f"whole must hold the whole {whole.grid} grid, it holds {whole.grid_shape}"
+            )
+        supervised = whole.on_grid(supervision or whole.grid)
+        super().__init__(**supervised._parts())
+        self.whole = whole
+        self.supervised = index_product(self.held)
+        self.observed = boundary_observation_indices(*whole.grid).to(whole.device)
+
+    def to(self, device: torch.device | str) -> Self:
+        return type(self)(self.whole.to(device), self.grid_shape)
+
+    def augmentations(self, solutions: int, generator: torch.Generator) -> Int[Tensor, "b 2"]:
+        """For each row a shift in whole cells, and 1 where the shifted solution is reflected."""
+        return random_moves((self.grid[1], 2), solutions, generator)
+
+    def _gather(
+        self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
+    ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
+        if augmentation is None:
+            augmentation = rows.new_zeros(len(rows), 2)
+        asked = self.supervised if chosen is None else self.supervised[chosen]
+        moved = [self._moved(rows, where, augmentation) for where in (self.observed, asked)]
+        return moved[0], moved[1]
+
+    def _moved(
+        self, rows: Int[Tensor, " b"], where: Int[Tensor, "*b k 2"], augmentation: Tensor
+    ) -> Float[Tensor, "b k"]:
+        """The moved solutions at (time, cell)."""
+        shift, reflected = augmentation[:, :1], augmentation[:, 1:]
+        time, cell = where.unbind(dim=-1)
+        cells = self.grid[1]
+        mirrored = cell + reflected * (cells - 1 - 2 * cell)
+        stored = self.whole.targets[rows[:, None], time, (mirrored + shift) % cells]
+        return stored * (1 - 2 * reflected)
+
+    def statistics(self) -> Statistics:
+        return self.whole.on_grid(self.grid_shape).statistics()
+
+
+def file_name(viscosity: float) -> str:
+    """PDEBench's name: whole numbers keep their `.0`."""
+    return f"1D_Burgers_Sols_Nu{float(viscosity)}.hdf5"
 
 
 def find_file(folder: Path, viscosity: float) -> Path:
@@ -311,5 +400,84 @@ def find_file(folder: Path, viscosity: float) -> Path:
     return short if short.exists() else folder / file_name(viscosity)
 
 
-def _law_of(path: Path, force: bool) -> Law | None:
-    return None if force else open_trajectories(path).law
+@dataclass(frozen=True)
+class TrajectoryFile:
+    """What a file says it holds. Its layout has been checked, its trajectories not yet read."""
+
+    path: Path
+    rows: int
+    times: Float[np.ndarray, " t"]
+    cells: Float[np.ndarray, " x"]
+    partition: Partition | None
+    law: Law | None
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return len(self.times), len(self.cells)
+
+    def blocks(self, rows: Int[np.ndarray, " n"]) -> Iterator[tuple[slice, Float[Tensor, "k t x"]]]:
+        """The given sorted rows in order, as (where they go, trajectories), a block at a time.
+
+        The trajectories lie in one buffer that the next block overwrites.
+        """
+        times, cells = self.grid
+        size = max(1, _BLOCK_BYTES // (4 * times * cells))
+        buffer = np.empty((size, times, cells), dtype=np.float32)
+        with reading_hdf5(self.path, LAYOUT) as file:
+            stored = file["tensor"]
+            for where, first, count in _runs(rows, size):
+                stored.read_direct(buffer, np.s_[first : first + count], np.s_[:count])
+                bad = first_not_finite(buffer[:count])
+                if bad is not None:
+                    raise DataError(
+                        f"{self.path}: trajectory {first + bad} holds NaN or infinity; "
+                        "expected finite numbers"
+                    )
+                yield slice(where, where + count), torch.from_numpy(buffer[:count])
+
+
+def _runs(rows: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int, int]]:
+    """Neighbouring rows joined into runs of at most `size`: (position, first row, count)."""
+    position = 0
+    while position < len(rows):
+        ahead = rows[position : position + size]
+        count = int(np.argmin(np.append(ahead == ahead[0] + np.arange(len(ahead)), False)))
+        yield position, int(ahead[0]), count
+        position += count
+
+
+def open_trajectories(path: Path) -> TrajectoryFile:
+    """Check a file's layout and read all but its trajectories."""
+    with reading_hdf5(path, LAYOUT) as file:
+        names = ("tensor", "x-coordinate", "t-coordinate")
+        missing = [name for name in names if not isinstance(file.get(name), h5py.Dataset)]
+        if missing:
+            raise DataError(f"{path}: has no {', '.join(missing)}; expected {LAYOUT}")
+        tensor = file["tensor"]
+        if tensor.ndim != 3 or tensor.dtype.kind != "f" or 0 in tensor.shape:
+            raise DataError(
+                f"{path}: tensor must be floating-point of shape (samples, time, space), "
+                f"got {tensor.dtype} of shape {tensor.shape}"
+            )
+        rows, times, cells = tensor.shape
+        complete = int(file.attrs.get("complete_rows", rows))
+        if complete != rows:
+            raise DataError(f"{path}: is unfinished, {complete} of {rows} trajectories are written")
+        x_coordinate = _axis(path, file["x-coordinate"], (cells,))
+        t_coordinate = _axis(path, file["t-coordinate"], (times, times + 1))[:times]
+        partition = stored_partition(path, file, rows)
+        law = read_law(path, file.attrs.get("law"))
+        return TrajectoryFile(path, rows, t_coordinate, x_coordinate, partition, law)
+
+
+def _axis(path: Path, stored: h5py.Dataset, lengths: tuple[int, ...]) -> np.ndarray:
+    if stored.ndim != 1 or stored.dtype.kind != "f" or len(stored) not in lengths:
+        wanted = " or ".join(map(str, lengths))
+        raise DataError(
+            f"{path}: {stored.name[1:]} must hold {wanted} numbers to match tensor, "
+            f"got {stored.dtype} of shape {stored.shape}"
+        )
+    axis: np.ndarray = stored[:].astype(np.float64)
+    if not np.isfinite(axis).all() or (np.diff(axis) <= 0).any():
+        raise DataError(f"{path}: {stored.name[1:]} must increase and be finite")
+    return axis

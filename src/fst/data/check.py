@@ -1,10 +1,11 @@
-"""Reading a data file from end to end, to say what it is or what is wrong with it.
+"""Reading data from end to end, to say what they are or what is wrong with them.
 
-Enters: a file of any of the three layouts. Leaves: a description, in words and numbers. Every
-number is read once, a block at a time.
+Enters: a data file of any layout, a folder of them, or images in class folders or tars. Leaves: a
+description, in words and numbers. Every number is read, and every image decoded, once.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,18 +14,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fst.data import neuraloperator_files, pdebench, point_files, point_targets
+from fst.data import burgers_data, darcy_data, point_data, point_files
 from fst.data.errors import DataError, reading_hdf5
+from fst.data.image_data import TRAIN, VAL
+from fst.data.image_decoding import ImageError, decoding, default_threads, read
+from fst.data.images import (
+    LabelledImages,
+    Skipped,
+    find_images,
+    find_split,
+    has_images,
+    has_split,
+    label,
+    listed,
+    require_classes,
+)
 from fst.data.row_writer import Law
 from fst.data.splits import SPLITS, Partition
 
 _BLOCK_SAMPLES = 256
+_BLOCK_IMAGES = 512
 _PATTERNS = ("*.hdf5", "*.h5", "*.pt")
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a good file holds: its layout in words, then named facts for a table."""
+    """What good data hold: their layout in words, then named facts for a table."""
 
     path: Path
     layout: str
@@ -49,10 +64,16 @@ class _Range:
 
     def __str__(self) -> str:
         mean = self.total / self.count
-        deviation = max(0.0, self.squares / self.count - mean**2) ** 0.5
-        return (
-            f"{self.least:.4g} to {self.greatest:.4g}, mean {mean:.4g}, deviation {deviation:.4g}"
-        )
+        std = max(0.0, self.squares / self.count - mean**2) ** 0.5
+        return f"{self.least:.4g} to {self.greatest:.4g}, mean {mean:.4g}, deviation {std:.4g}"
+
+
+def check(path: Path) -> Iterator[Description]:
+    """Recognise what a path holds, read all of it, and describe it; or raise a `DataError`."""
+    if not path.is_dir():
+        return check_images(path) if path.suffix == ".tar" else iter([check_file(path)])
+    images = any(has_split(path, split) for split in (TRAIN, VAL)) or has_images(path)
+    return check_images(path) if images else check_folder(path)
 
 
 def check_file(path: Path) -> Description:
@@ -90,7 +111,7 @@ def check_folder(folder: Path) -> Iterator[Description]:
 
 
 def _check_trajectories(path: Path) -> Description:
-    file = pdebench.open_trajectories(path)
+    file = burgers_data.open_trajectories(path)
     seen = _Range()
     for _, block in file.blocks(np.arange(file.rows)):
         seen.see(block)
@@ -108,8 +129,7 @@ def _check_trajectories(path: Path) -> Description:
 
 def _check_fields(path: Path) -> Description:
     reflected = path.stem.endswith("_reflected")
-    opener = neuraloperator_files.open_reflected if reflected else neuraloperator_files.open_fields
-    file = opener(path)
+    file = darcy_data.open_reflected(path) if reflected else darcy_data.open_fields(path)
     inputs, solutions = _Range(), _Range()
     for _, high, block in file.blocks(np.arange(len(file))):
         inputs.see(high)
@@ -129,19 +149,15 @@ def _check_points(path: Path) -> Description:
     if file.partition is not None:
         point_files.check_trainable(path, file.partition, len(file))
     values, targets = _Range(), _Range()
-    undefined: list[int] = []
-    squares = np.zeros(file.output_channels)
+    learnable = point_data.TargetCheck(file)
     for first in range(0, len(file), _BLOCK_SAMPLES):
         rows = np.arange(first, min(first + _BLOCK_SAMPLES, len(file)))
         values.see(torch.from_numpy(file.observations(rows).values))
         queried = file.queries(rows)
         targets.see(torch.from_numpy(queried.values))
-        undefined += point_targets.undefined_rows(rows, queried)
-        squares += point_targets.channel_squares(queried.values)
+        learnable.see(rows, queried)
         file.conditions(rows)
-    point_targets.refuse_undefined(path, undefined)
-    points = int(file.query_offsets[-1])
-    point_targets.warn_of_unequal_channels(path, file.targets, squares, points)
+    learnable.finish()
     facts = (
         ("samples", f"{len(file):,}"),
         ("domain", f"{file.domain.low} to {file.domain.high}"),
@@ -176,3 +192,57 @@ def _sizes(offsets: np.ndarray) -> str:
     sizes = np.diff(offsets)
     low, high = int(sizes.min()), int(sizes.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def check_images(path: Path) -> Iterator[Description]:
+    """Read and decode every image; differing classes of two splits are a `DataError` at the end."""
+    splits = [split for split in (TRAIN, VAL) if path.is_dir() and has_split(path, split)]
+    if not splits:
+        yield _check_split(label(find_images(path)))
+        return
+    found = [find_split(path, split) for split in splits]
+    for images in found:
+        yield _check_split(images)
+    if len(found) == 2:
+        require_classes(found[1], found[0].class_names, str(found[0].files.source))
+
+
+def _check_split(images: LabelledImages) -> Description:
+    seen = _image_sizes(images)
+    sizes = [size for size in seen if not isinstance(size, Skipped)]
+    skipped = [*images.files.problems, *(item for item in seen if isinstance(item, Skipped))]
+    good = set(images.labels[[not isinstance(item, Skipped) for item in seen]].tolist())
+    lost = [name for number, name in enumerate(images.class_names) if number not in good]
+    counts = images.counts
+    bad = listed([f"{item.name} ({item.reason})" for item in skipped])
+    facts = [
+        ("images", f"{len(sizes):,}"),
+        ("classes", f"{len(images.class_names)}: {listed(images.class_names)}"),
+        ("files a class", f"{counts.min():,} to {counts.max():,}"),
+        ("skipped", f"{len(skipped):,}: {bad}" if skipped else "none"),
+    ]
+    if sizes:
+        low, high = min(map(min, sizes)), max(map(max, sizes))
+        facts.insert(3, ("sides", f"{low:,} to {high:,} pixels"))
+    if lost:
+        facts.append(("classes without a good image", listed(lost)))
+    return Description(images.files.source, "images in classes", tuple(facts))
+
+
+def _image_sizes(images: LabelledImages) -> list[tuple[int, int] | Skipped]:
+    """The size of each image, or what is wrong with it."""
+
+    def one(row: int) -> tuple[int, int] | Skipped:
+        try:
+            with decoding(read(images.files, row)) as image:
+                return image.size
+        except ImageError as error:
+            return Skipped(images.files.title(row), str(error))
+
+    seen: list[tuple[int, int] | Skipped] = []
+    with ThreadPoolExecutor(default_threads()) as pool:
+        rows = images.rows.tolist()
+        # A block at a time: work that is queued all at once cannot be interrupted.
+        for start in range(0, len(rows), _BLOCK_IMAGES):
+            seen += pool.map(one, rows[start : start + _BLOCK_IMAGES])
+    return seen

@@ -20,16 +20,8 @@ from rich.console import Console
 from fst.data.errors import DataError
 from fst.data.image_augmentation import ImageAugmentation
 from fst.data.image_decoding import View, decode_all, default_threads, report
-from fst.data.image_samples import ResidentImages, StreamedImages
-from fst.data.image_streaming import TimmTransform
-from fst.data.images import (
-    LabelledImages,
-    Skipped,
-    find_split,
-    has_split,
-    listed,
-    require_classes,
-)
+from fst.data.image_samples import ResidentImages, StreamedImages, TimmTransform
+from fst.data.images import LabelledImages, Skipped, find_split, has_split, listed, require_classes
 from fst.data.source import DataSource, Recipe
 from fst.data.splits import TestSplit, TrainingSplit, ValidationSplit
 from fst.terminal import Terminal
@@ -114,6 +106,12 @@ class ImageData(DataSource):
     def describe(self, folder: Path) -> tuple[str, ...]:
         """The names of the classes, sorted: class number i is the i-th of them."""
         return find_split(folder, TRAIN).class_names
+
+    def frequent_class(self, folder: Path) -> str | None:
+        if not has_split(folder, TRAIN):
+            return None
+        images = find_split(folder, TRAIN)
+        return images.class_names[int(images.counts.argmax())]
 
     def count_held_out(self, folder: Path) -> int:
         """How many training images are set aside."""

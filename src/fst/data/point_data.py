@@ -5,29 +5,35 @@ file names or, where it names none, splits drawn by seed. Channels, axes and dom
 `PointData.describe` gives them to whoever builds the model.
 """
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from rich.console import Console
 
 from fst.data.errors import DataError
-from fst.data.point_files import PointFile, Points, check_trainable, read_points
+from fst.data.images import listed
+from fst.data.point_files import Label, PointFile, Points, check_trainable, read_points
 from fst.data.point_samples import PointSamples, Ragged
-from fst.data.point_targets import (
-    channel_squares,
-    refuse_undefined,
-    undefined_rows,
-    warn_of_large_means,
-    warn_of_unequal_channels,
-)
 from fst.data.samples import Samples
 from fst.data.source import DataSource, Recipe
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
 from fst.types import check_fields
 
+# ‖target‖² in float32, in which errors are measured, must leave room above for a first prediction
+# and below for a small error; and a sample so much smaller than the typical one would overflow the
+# first gradient.
+LEAST_SQUARE, LARGEST_SQUARE = 1e-30, 1e34
+LEAST_SHARE = 1e-16
+# A channel so much smaller adds a hundredth to the squared relative error if it is not learned.
+LARGEST_RATIO = 10.0
+# A mean beyond so many standard deviations hides what varies.
+LARGEST_OFFSET = 5.0
 # Fixed positions on the other axes, anchors per row, and evaluation points taken from anchors, by
 # the number of axes: about a thousand anchors on two and three, and as many as a line can use.
 LAYOUTS = {1: ((), 128, 64), 2: ((32,), 32, 256), 3: ((10, 10), 10, 256)}
@@ -68,14 +74,14 @@ class PointData(DataSource):
     def training_targets(self, folder: Path) -> Points:
         """The targets of the training split, with their positions."""
         file = self.describe(folder)
-        return file.queries(self._partition(file).training)
+        return file.queries(self.partition(file).training)
 
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
     ) -> None:
         """Nothing can be made for the user; the file is checked, so that errors come early."""
         del device, console
-        self._partition(self.describe(folder))
+        self.partition(self.describe(folder))
 
     def load(
         self,
@@ -89,23 +95,15 @@ class PointData(DataSource):
         if augment:
             raise ValueError("augment must be off: the symmetries of these points are not known")
         file = self.describe(folder)
-        partition = self._partition(file)
-        training = load_points(file, partition.training)
+        partition = self.partition(file)
+        training = load_points(file, partition.training, learned=True)
         validation = load_points(file, partition.validation)
-        queried = training.queried
-        targets = queried.values.numpy()
-        squares = channel_squares(targets)
-        points = Points(queried.positions.numpy(), targets, queried.sizes.numpy())
-        small = undefined_rows(partition.training, points, typical=squares.sum() / len(targets))
-        refuse_undefined(file.path, small)
-        warn_of_unequal_channels(file.path, file.targets, squares, len(targets))
-        warn_of_large_means(file.path, file.targets, targets)
         return TrainingSplit(training.to(device)), ValidationSplit(validation.to(device))
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
         """The user's own points to the last digit: unlike others', they are never made again."""
         file = self.describe(folder)
-        partition = self._partition(file)
+        partition = self.partition(file)
         return {
             "training_samples": len(partition.training),
             "validation_samples": len(partition.validation),
@@ -129,18 +127,10 @@ class PointData(DataSource):
             if shown:
                 raise DataError(f"{file.path}: {'; '.join(shown)}")
             return recipe
-        axes = file.domain.axes
         if hasattr(model, "modes"):
             decided["modes"] = tuple(min(16, max(2, size // 2)) for size in decided["grid"])
-        elif hasattr(model, "rows") and len(model.low) != axes:
-            rows, per_row, from_anchors = LAYOUTS[axes]
-            decided |= {
-                "rows": rows,
-                "anchors_per_row": per_row,
-                "adaptive_axis": axes - 1,
-                "points_from_anchors": from_anchors,
-            }
         changed: Any = recipe
+        decided |= anchor_layout(model, file.domain.axes)
         fitted: Recipe = replace(changed, model=replace(model, **decided))
         return fitted
 
@@ -156,12 +146,19 @@ class PointData(DataSource):
 
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
         file = self.describe(folder)
-        rows = self._partition(file).test
+        rows = self.partition(file).test
         if len(rows) == 0:
             raise DataError(f"{file.path}: its test split is empty")
-        return TestSplit(load_points(file, rows).to(device))
+        return TestSplit(
+            load_points(file, rows).to(device),
+            numbers=tuple(rows.tolist()),
+            axes=file.axes,
+            values=file.values,
+            targets=file.targets,
+        )
 
-    def _partition(self, file: PointFile) -> Partition:
+    def partition(self, file: PointFile) -> Partition:
+        """The splits that a file names, or those drawn by seed."""
         partition = file.partition or self._drawn(file)
         check_trainable(file.path, partition, len(file))
         return partition
@@ -173,6 +170,19 @@ class PointData(DataSource):
         training = samples - validation - test
         counts = {"training": training, "validation": validation, "test": test}
         return Partition.drawn(samples, **counts, seed=self.split_seed)
+
+
+def anchor_layout(model: Any, axes: int) -> dict[str, Any]:
+    """The anchors of a model whose default has another number of axes than the data."""
+    if not hasattr(model, "rows") or len(model.low) == axes:
+        return {}
+    rows, per_row, from_anchors = LAYOUTS[axes]
+    return {
+        "rows": rows,
+        "anchors_per_row": per_row,
+        "adaptive_axis": axes - 1,
+        "points_from_anchors": from_anchors,
+    }
 
 
 # How far from a grid point, in grid steps, a point may be and still mean that one.
@@ -236,22 +246,99 @@ def _differences(model: Any, file: PointFile) -> dict[str, tuple[Any, Any]]:
     return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
 
 
-def load_points(file: PointFile, rows: np.ndarray) -> PointSamples:
-    """The given rows of a file, on the CPU, if their relative errors are defined."""
+def load_points(file: PointFile, rows: np.ndarray, *, learned: bool = False) -> PointSamples:
+    """The given rows of a file, on the CPU, if their relative errors are defined.
+
+    Targets that are `learned` together must also be of similar sizes.
+    """
     condition = file.conditions(rows)
-    queried = file.queries(rows)
-    refuse_undefined(file.path, undefined_rows(rows, queried))
+    observed, queried = file.observations(rows), file.queries(rows)
+    check = TargetCheck(file)
+    check.see(rows, queried)
+    check.finish(learned=learned, warn=learned)
+    if learned:
+        warn_of_large_means(file.path, file.targets, queried.values)
     return PointSamples(
         file.domain,
-        _ragged(file.observations(rows)),
-        _ragged(queried),
+        Ragged.of(*map(torch.from_numpy, observed)),
+        Ragged.of(*map(torch.from_numpy, queried)),
         None if condition is None else torch.from_numpy(condition),
     )
 
 
-def _ragged(points: Points) -> Ragged:
-    return Ragged.of(
-        torch.from_numpy(points.positions),
-        torch.from_numpy(points.values),
-        torch.from_numpy(points.sizes),
-    )
+class TargetCheck:
+    """What the relative error asks of targets: not all zero, and channels of similar sizes.
+
+    It sees targets a block at a time. The relative error of a sample (paper, Equation 7) is
+    ‖prediction − target‖ / ‖target‖, over all of its targets and all channels in their own units.
+    """
+
+    def __init__(self, file: PointFile) -> None:
+        self.file = file
+        self.norms: dict[int, tuple[float, int]] = {}  # ‖target‖² and targets, by row
+        self.squares = np.zeros(file.output_channels)
+
+    def see(self, rows: Int[np.ndarray, " n"], queried: Points) -> None:
+        with np.errstate(over="ignore", under="ignore"):
+            squares = np.einsum("pc,pc->p", queried.values, queried.values)
+            norms = np.add.reduceat(squares, np.cumsum(queried.sizes) - queried.sizes)
+        found = zip(norms.tolist(), queried.sizes.tolist(), strict=True)
+        self.norms |= dict(zip(rows.tolist(), found, strict=True))
+        # In float64 and without a float64 copy.
+        self.squares += np.einsum("pc,pc->c", queried.values, queried.values, dtype=np.float64)
+
+    def finish(self, *, learned: bool = False, warn: bool = True) -> None:
+        """Raise where a relative error is undefined; warn where a channel would hardly count."""
+        points = sum(size for _, size in self.norms.values())
+        bad = [
+            r for r, (norm, _) in self.norms.items() if not LEAST_SQUARE <= norm <= LARGEST_SQUARE
+        ]
+        if learned and not bad:
+            typical = LEAST_SHARE * self.squares.sum() / points
+            bad = [row for row, (norm, size) in self.norms.items() if norm < typical * size]
+        if bad:
+            raise DataError(
+                f"{self.file.path}: the relative error is undefined for targets that are all zero, "
+                "or too small or too large to be squared in float32 or beside the others, as they "
+                f"are in sample{'s' if len(bad) > 1 else ''} {listed([*map(str, bad)])}; leave "
+                "such samples out, or measure the targets in another unit"
+            )
+        sizes = np.sqrt(self.squares / points)
+        filled = sizes[sizes > 0]  # a channel of zeros cannot be brought to another size
+        if warn and len(filled) and filled.max() > LARGEST_RATIO * filled.min():
+            pairs = zip(self.file.targets, sizes, strict=True)
+            named = listed([f"{label.name}: {size:.3g}" for label, size in pairs])
+            warnings.warn(
+                f"{self.file.path}: the target channels' root mean squares differ by a factor of "
+                f"{filled.max() / filled.min():.3g} ({named}); loss and score are one relative "
+                "error over all channels, in which the small ones count little: bring them to "
+                "similar sizes",
+                stacklevel=3,
+            )
+
+
+def offsets(targets: Float[np.ndarray, "p c"]) -> Float[np.ndarray, " c"]:
+    """|mean| / standard deviation of each channel; 0 for one that is constant."""
+    wide = targets.astype(np.float64)
+    mean, std = np.abs(wide.mean(axis=0)), wide.std(axis=0)
+    return np.where(std > 0, mean / np.where(std > 0, std, 1.0), 0.0)
+
+
+def warn_of_large_means(
+    path: Path, labels: Sequence[Label], targets: Float[np.ndarray, "p c"]
+) -> None:
+    """Warn where a constant would already have a small relative error."""
+    ratios = offsets(targets)
+    large = [n for n, ratio in enumerate(ratios) if ratio > LARGEST_OFFSET]
+    if large:
+        wide = targets.astype(np.float64)
+        named = listed(
+            [f"{labels[n].name}: {wide[:, n].mean():.4g} ± {wide[:, n].std():.2g}" for n in large]
+        )
+        warnings.warn(
+            f"{path}: the mean of the targets is far larger than their standard deviation "
+            f"({named}), so that a constant already has a relative error of about "
+            f"{1 / ratios[large].min():.2g}; --training.objective.channels standardized measures "
+            "in standard deviations instead",
+            stacklevel=3,
+        )

@@ -9,11 +9,17 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fst.data.views import index_coordinates, index_product, subset_indices
+from fst.data.views import (
+    boundary_observation_indices,
+    index_coordinates,
+    index_product,
+    subset_indices,
+)
 from fst.types import Domain, Observations
 
 # Burgers runs that supervise the whole grid still take their statistics from this one.
@@ -101,10 +107,19 @@ class Samples(Rows):
     output_channels: int
     condition_channels: int
 
-    @abstractmethod
-    def choose(
-        self, solutions: int, count: int | None, generator: torch.Generator
-    ) -> Int[Tensor, "b k"] | None: ...
+    @property
+    def grid_shape(self) -> tuple[int, ...] | None:
+        """How many points of each axis are held, where they lie on a grid."""
+        return None
+
+    def on_grid(self, counts: tuple[int, ...]) -> Self:
+        """The same samples at fewer points of their grid."""
+        raise ValueError(f"a {counts} grid was asked for, but these samples lie on no grid")
+
+    def cells(self, row: int) -> Int[Tensor, "t 3"] | None:
+        """Triangles of a sample's queries, where its mesh is known."""
+        del row
+        return None
 
     @abstractmethod
     def batch(
@@ -123,17 +138,11 @@ class Samples(Rows):
         """For standardisation. Ask the training split only."""
 
     def describe(self) -> dict[str, Any]:
-        statistics = self.statistics()
-        condition_mean, condition_deviation = moments(self.conditions())
-        return {
-            "training_samples": len(self),
-            "output_mean": statistics.output_mean.reshape(-1).tolist(),
-            "output_deviation": statistics.output_deviation.reshape(-1).tolist(),
-            "value_mean": statistics.value_mean.reshape(-1).tolist(),
-            "value_deviation": statistics.value_deviation.reshape(-1).tolist(),
-            "condition_mean": condition_mean.tolist(),
-            "condition_deviation": condition_deviation.tolist(),
-        }
+        found = dict(vars(self.statistics()))
+        mean, deviation = moments(self.conditions())
+        found |= {"condition_mean": mean, "condition_deviation": deviation}
+        numbers = {name: numbers.reshape(-1).tolist() for name, numbers in found.items()}
+        return {"training_samples": len(self), **numbers}
 
 
 def random_subsets(
@@ -143,6 +152,16 @@ def random_subsets(
     # The order of independent uniform numbers is a uniform permutation; its start a uniform subset.
     keys = torch.rand(solutions, total, generator=generator, device=generator.device)
     return keys.argsort(dim=1)[:, :count]
+
+
+def random_moves(
+    choices: tuple[int, ...], solutions: int, generator: torch.Generator
+) -> Int[Tensor, "b a"]:
+    """A uniform whole number below each of `choices`, for each solution."""
+    # A 62-bit number modulo the range: one draw for all, with a bias below 1e-15.
+    shape, device = (solutions, len(choices)), generator.device
+    drawn = torch.randint(2**62, shape, generator=generator, device=device)
+    return torch.stack([drawn[:, k] % below for k, below in enumerate(choices)], dim=1)
 
 
 def moments(values: Float[Tensor, "n c"]) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
@@ -155,6 +174,26 @@ def moments(values: Float[Tensor, "n c"]) -> tuple[Float[Tensor, " c"], Float[Te
     return mean.cpu(), (squares / len(values)).sqrt().cpu()
 
 
+class RunningMoments:
+    """Mean and standard deviation of each channel of numbers seen a block at a time, in float64."""
+
+    def __init__(self, channels: int) -> None:
+        self.count, self.mean, self.squares = 0, np.zeros(channels), np.zeros(channels)
+
+    def see(self, block: Float[np.ndarray, "n c"]) -> None:
+        count, mean = len(block), block.mean(axis=0, dtype=np.float64)
+        shift = mean - self.mean
+        self.squares += np.square(block - mean).sum(axis=0)
+        self.squares += shift**2 * (self.count * count / (self.count + count))
+        self.count += count
+        self.mean += shift * (count / self.count)
+
+    def result(self) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
+        """A constant channel has standard deviation 1."""
+        std = np.sqrt(self.squares / self.count)
+        return torch.from_numpy(self.mean), torch.from_numpy(np.where(std > 0, std, 1.0))
+
+
 def scalar_moments(values: Tensor) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """One mean and one standard deviation for all numbers of a tensor."""
     mean, deviation = moments(values.reshape(-1, 1))
@@ -162,7 +201,7 @@ def scalar_moments(values: Tensor) -> tuple[Float[Tensor, ""], Float[Tensor, ""]
 
 
 class GridSamples(Samples):
-    """One scalar field per sample on a tensor-product grid, observed at the same places.
+    """One scalar field per sample on a tensor-product grid, observed at the same points.
 
     `targets` holds the values at `held`, the kept indices of each axis of the original `grid`.
     """
@@ -207,23 +246,18 @@ class GridSamples(Samples):
         """Samples whose values are observed at every point of the grid that holds the targets."""
         grid = tuple(targets.shape[1:])
         held = tuple(torch.arange(size) for size in grid)
+        positions = index_coordinates(index_product(held), grid)
         return cls(
             grid=grid,
             held=held,
             targets=targets,
-            observed_positions=index_coordinates(index_product(held), grid),
+            observed_positions=positions,
             observed_values=values.flatten(1),
         )
 
-    def _with(self, held: tuple[Tensor, ...], targets: Tensor) -> Self:
-        return type(self)(
-            grid=self.grid,
-            held=held,
-            targets=targets,
-            observed_positions=self.observed_positions,
-            observed_values=self.observed_values,
-            condition=self.condition,
-        )
+    def _parts(self) -> dict[str, Any]:
+        names = ("grid", "held", "targets", "observed_positions", "observed_values", "condition")
+        return {name: getattr(self, name) for name in names}
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -238,7 +272,7 @@ class GridSamples(Samples):
         return tuple(len(indices) for indices in self.held)
 
     def to(self, device: torch.device | str) -> Self:
-        return self._with(self.held, self.targets.to(device))
+        return type(self)(**self._parts() | {"targets": self.targets.to(device)})
 
     def choose(
         self, solutions: int, count: int | None, generator: torch.Generator
@@ -254,19 +288,7 @@ class GridSamples(Samples):
         chosen: Int[Tensor, "b k"] | None = None,
         augmentation: Int[Tensor, "b a"] | None = None,
     ) -> Batch:
-        if augmentation is not None:
-            raise ValueError("augmentation was given, but these samples are used as stored")
-        flat = self.targets.flatten(1)
-        targets = flat[rows] if chosen is None else flat[rows[:, None], chosen]
-        return self._assemble(rows, chosen, self.observed_values[rows], targets)
-
-    def _assemble(
-        self,
-        rows: Tensor,
-        chosen: Tensor | None,
-        values: Float[Tensor, "b o"],
-        targets: Float[Tensor, "b k"],
-    ) -> Batch:
+        values, targets = self._gather(rows, chosen, augmentation)
         queries = self.queries if chosen is None else self.queries[chosen]
         observations = Observations(
             self.observed_positions.expand(len(rows), -1, -1),
@@ -274,6 +296,15 @@ class GridSamples(Samples):
             None if self.condition is None else self.condition[rows],
         )
         return Batch(observations, queries.expand(len(rows), -1, -1), targets[..., None])
+
+    def _gather(
+        self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
+    ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
+        """Observed values and targets."""
+        if augmentation is not None:
+            raise ValueError("augmentation was given, but these samples are used as stored")
+        flat = self.targets.flatten(1)
+        return self.observed_values[rows], flat[rows if chosen is None else (rows[:, None], chosen)]
 
     def on_grid(self, counts: tuple[int, ...]) -> Self:
         """The same samples at a rounded-linspace subset of the original grid."""
@@ -290,7 +321,7 @@ class GridSamples(Samples):
                     f"which do not contain the {counts} grid"
                 )
             targets = targets.index_select(axis + 1, where)
-        return self._with(wanted, targets)
+        return type(self)(**self._parts() | {"held": wanted, "targets": targets})
 
     def conditions(self) -> Float[Tensor, "n c"]:
         return self.targets.new_empty(len(self), 0) if self.condition is None else self.condition
@@ -302,9 +333,24 @@ class GridSamples(Samples):
 class BurgersSamples(GridSamples):
     """Burgers: inputs and targets are the same quantity and share one mean and deviation."""
 
+    @classmethod
+    def from_solutions(
+        cls, solutions: Float[Tensor, "n t x"], condition: Float[Tensor, "n c"] | None = None
+    ) -> Self:
+        """Whole solutions, observed where those of the recipes are: at t = 0 and in both ends."""
+        grid = (solutions.shape[1], solutions.shape[2])
+        where = boundary_observation_indices(*grid).to(solutions.device)
+        return cls(
+            grid=grid,
+            held=tuple(torch.arange(size) for size in grid),
+            targets=solutions,
+            observed_positions=index_coordinates(where, grid),
+            observed_values=solutions[:, where[:, 0], where[:, 1]],
+            condition=condition,
+        )
+
     def statistics(self) -> Statistics:
         subset = self
         if self.grid_shape == self.grid:
             subset = self.on_grid(tuple(min(STATISTICS_GRID, size) for size in self.grid))
-        mean, deviation = scalar_moments(subset.targets)
-        return Statistics(mean, deviation, mean, deviation)
+        return Statistics(*scalar_moments(subset.targets) * 2)

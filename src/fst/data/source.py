@@ -26,6 +26,21 @@ class DataSource(ABC):
     shapes_options: ClassVar[bool] = False
     """Whether the data decide defaults of a recipe's options, so that they are looked at first."""
 
+    value_names: ClassVar[tuple[tuple[str, str], ...]] = ()
+    target_names: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Names and units of what is observed and of what is asked for, where they are always the
+    same."""
+
+    @property
+    def diffusion(self) -> float | None:
+        """For solutions that diffuse: the coefficient times the last time; None elsewhere."""
+        return None
+
+    def frequent_class(self, folder: Path) -> str | None:
+        """For classes: the one that most training samples have; None elsewhere."""
+        del folder
+        return None
+
     @property
     def grid(self) -> tuple[int, ...] | None:
         """The stored grid, if the data lie on one."""
@@ -89,3 +104,16 @@ class DataSource(ABC):
                 raise ValueError(
                     f"evaluation.grids must fit into the {self.grid} grid of the data, got {shape}"
                 )
+
+
+def check_counts(source: Any) -> None:
+    """Raise where the numbers of samples or the seeds of a source that makes its data are wrong."""
+    if min(source.training, source.validation, source.test) < 0 or source.training == 0:
+        raise ValueError(
+            "training must be positive, validation and test not negative, "
+            f"got {source.training}, {source.validation} and {source.test}"
+        )
+    if source.seed < 0 or source.split_seed < 0:
+        raise ValueError(
+            f"seed and split_seed must be at least 0, got {source.seed} and {source.split_seed}"
+        )

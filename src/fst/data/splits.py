@@ -7,12 +7,15 @@ A partition whose splits overlap cannot be made.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
+import h5py
 import numpy as np
 import torch
 from jaxtyping import Int
 
+from fst.data.errors import DataError
 from fst.data.samples import Rows
 
 # Which kind of samples: solutions of an equation, or images.
@@ -44,12 +47,19 @@ class ValidationSplit(Generic[Kind]):
 
 @dataclass(frozen=True)
 class TestSplit(Generic[Kind]):
-    """What a result is reported on, once. `groups` names each sample's group in a table."""
+    """What a result is reported on, once. `groups` names each sample's group in a table.
+
+    `numbers` are those by which the user knows the samples; the rest are names and units.
+    """
 
     __test__ = False  # the name is the paper's word, not a class of tests for pytest to collect
 
     samples: Kind
     groups: tuple[str, ...] | None = None
+    numbers: tuple[int, ...] | None = None
+    axes: tuple[tuple[str, str], ...] = ()
+    values: tuple[tuple[str, str], ...] = ()
+    targets: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if self.groups is not None and len(self.groups) != len(self.samples):
@@ -128,3 +138,16 @@ class Partition:
         ends = np.cumsum(list(counts.values()))
         lists = np.split(order[: ends[-1]], ends[:-1])
         return cls(*(np.sort(rows) for rows in lists))
+
+
+def stored_partition(path: Path, file: h5py.File, rows: int) -> Partition | None:
+    """The splits that a file names, if any."""
+    group = file.get("split")
+    if group is None:
+        return None
+    if not isinstance(group, h5py.Group):
+        raise DataError(f"{path}: split must be a group of index lists")
+    try:
+        return Partition.named({name: group[name][:] for name in group}, rows)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error

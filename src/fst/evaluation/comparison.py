@@ -1,4 +1,4 @@
-"""Several models trained on equal terms, as one table: what each cost, and its error everywhere.
+"""Several models trained on equal terms as one table, and a learning-rate search as another.
 
 Enters: one result for each model and seed, read from its run folder. Leaves: a table with a line
 per model (the mean over seeds), under it their spread and the paper's figures, as text for a
@@ -16,14 +16,20 @@ from rich.console import Console
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from fst.evaluation.once import ROWS
-from fst.evaluation.rows import ACCURACIES, Row, read_rows
-from fst.evaluation.runs import RESULTS, read_json, read_starts, steady_rate
-from fst.evaluation.tables import NOTHING, Table, grid_name, number, unique
+from fst.evaluation.rows import METRICS, NOTHING, RELATIVE_L2, Metric, Row, read_rows
+from fst.evaluation.runs import (
+    RESULTS,
+    ROWS,
+    read_json,
+    read_starts,
+    read_timed_curve,
+    steady_rate,
+)
+from fst.evaluation.tables import Table, unique
 from fst.io import flat
 from fst.pretrained import to_json
 from fst.terminal import markdown, printable
-from fst.training.budget import Plan
+from fst.training.budget import MOST_WARMUP, Plan
 
 SPREAD, PAPER = "  ±", "  paper"
 
@@ -39,17 +45,12 @@ class Score:
     paper_error: float | None
 
     @property
+    def measure(self) -> Metric:
+        return METRICS[self.metric]
+
+    @property
     def column(self) -> str:
-        return ACCURACIES.get(self.metric) or grid_name(self.grid)
-
-    def text(self, value: float | None) -> str:
-        """An error, or the accuracy that it leaves in percent."""
-        if self.metric in ACCURACIES and value is not None:
-            return f"{100 * (1 - value):.2f}"
-        return number(value)
-
-    def deviation(self, value: float) -> str:
-        return f"{100 * value:.2f}" if self.metric in ACCURACIES else number(value)
+        return self.measure.column(self.grid)
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Result:
     compiled: bool | None = None
     note: str | None = None
     scores: tuple[Score, ...] = ()
+    curve: tuple[tuple[float, float], ...] = ()
+    """Seconds of updates, compilation apart, and the validation error then."""
 
     def planned(self, plan: Plan) -> Self:
         return replace(
@@ -120,6 +123,7 @@ class Result:
             selected_step=summary["selected_step"],
             validation_error=summary["validation_error"],
             scores=scores_of(rows),
+            curve=read_timed_curve(run),
         )
 
 
@@ -154,6 +158,8 @@ class Comparison:
     hardware: dict[str, Any]
     versions: dict[str, Any]
     notes: tuple[str, ...] = ()
+    commits: tuple[str, ...] = ()
+    """Of the source that the runs were started from."""
 
     @classmethod
     def read(
@@ -173,7 +179,9 @@ class Comparison:
             notes = (*notes, f"Not the same for all runs: {', '.join(differing)}.")
         first = starts[0] if starts else {}
         hardware, versions = first.get("hardware") or {}, first.get("versions") or {}
-        return cls(task, budget, results, hardware, versions, notes)
+        states = [start.get("git") or {} for start in starts]
+        commits = tuple(unique(each["commit"] for each in states if each.get("commit")))
+        return cls(task, budget, results, hardware, versions, notes, commits)
 
     def table(self) -> Table:
         """One line a model, then its spread over several seeds and the paper's figures."""
@@ -187,9 +195,8 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        scores = [score for each in self.results for score in each.scores]
-        accuracy = any(score.metric in ACCURACIES for score in scores)
-        what = "accuracy in percent" if accuracy else "mean relative L2 error"
+        titles = [score.measure.title for each in self.results for score in each.scores]
+        what = titles[0] if titles else METRICS[RELATIVE_L2].title
         return f"{self.task}, {self.budget} for each model: {what} on the test set"
 
     def explanations(self) -> list[str]:
@@ -204,8 +211,9 @@ class Comparison:
                 else "."
             )
             + " Validation, saving and the test are not counted.",
-            "Schedule: for every model a linear warm-up, then one cosine to zero over its steps, "
-            f"at the learning rate of its recipe: {self._rates()}.",
+            "Schedule: for every model, in place of its recipe's, a linear warm-up over a tenth of "
+            f"its steps (at most {MOST_WARMUP:,}), then one cosine to zero, at the learning rate "
+            f"of its recipe: {self._rates()}.",
             "Time and steps/s: of the updates alone.",
         ]
         if any(each.compiled for each in self.results):
@@ -271,6 +279,7 @@ class Comparison:
             "budget": self.budget,
             "hardware": self.hardware,
             "versions": self.versions,
+            "commits": self.commits,
             "explanations": self.explanations(),
             "rows": [to_json(each) for each in self.results],
         }
@@ -308,7 +317,7 @@ def scores_of(rows: Sequence[Row]) -> tuple[Score, ...]:
     return tuple(
         Score(row.metric, row.grid, row.samples, row.error, row.paper_error)
         for row in rows
-        if row.neighbors is None
+        if row.neighbors is None and not row.trivial
     )
 
 
@@ -332,20 +341,27 @@ def _lines(
         NOTHING if counted is None else f"{counted:,}",
         *map(mean, costs.values()),
         *(
-            found[0].text(statistics.fmean(score.error for score in found)) if found else NOTHING
+            found[0].measure.text(statistics.fmean(score.error for score in found))
+            if found
+            else NOTHING
             for found in scores.values()
         ),
     )
     lines = [line]
     if len(done) > 1:
         cells = (
-            found[0].deviation(statistics.stdev(score.error for score in found)) if found else ""
+            found[0].measure.spread(statistics.stdev(score.error for score in found))
+            if found
+            else ""
             for found in scores.values()
         )
         lines.append((SPREAD, "", *[""] * len(costs), *cells))
     if any(score.paper_error is not None for found in scores.values() for score in found):
         paper = "" if first.paper_parameters is None else f"{first.paper_parameters:,}"
-        cells = (found[0].text(found[0].paper_error) if found else "" for found in scores.values())
+        cells = (
+            found[0].measure.text(found[0].paper_error) if found else ""
+            for found in scores.values()
+        )
         lines.append((PAPER, paper, *[""] * len(costs), *cells))
     for status in ("failed", "waiting"):
         count = sum(each.status == status for each in those)
@@ -353,3 +369,78 @@ def _lines(
             word = status if count == len(those) else f"{count} {status}"
             lines.append((f"  {word}", *[""] * (len(line) - 1)))
     return lines
+
+
+_ERROR = METRICS[RELATIVE_L2]
+CHECKS = 3
+"""Validation errors, the last ones, that the score of a trial is the mean of."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One rate; `score` is the mean of the last validation errors, None if training diverged."""
+
+    rate: float
+    steps: int
+    run: str
+    score: float | None
+    errors: tuple[tuple[int, float], ...]
+    """Every validation: step and error."""
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a search stands."""
+
+    recipe: str
+    trials: tuple[Trial, ...]
+    selected: float | None
+    confirmation: Trial | None
+    recipe_rate: float
+    """The rate that the recipe has."""
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the winner went on improving."""
+        if self.confirmation is None or self.confirmation.score is None:
+            return False
+        (before,) = [trial.score for trial in self.trials if trial.rate == self.selected]
+        return before is not None and self.confirmation.score < before
+
+    def table(self) -> Table:
+        lines = [_line(trial, "selected" * (trial.rate == self.selected)) for trial in self.trials]
+        if self.confirmation is not None:
+            verdict = "confirmed" if self.confirmed else "not confirmed"
+            lines.append(_line(self.confirmation, verdict))
+        header = ("Rate", "Steps", f"Mean of the last {CHECKS}", "Lowest", "")
+        title = f"{self.recipe}: validation error by learning rate"
+        return Table(title, header, tuple(lines), words=1)
+
+    def conclusion(self) -> str:
+        if self.selected is None:
+            return "Every rate diverged: try lower ones."
+        words = [f"Selected: {self.selected:g} (the recipe has {self.recipe_rate:g})."]
+        rates = sorted(trial.rate for trial in self.trials)
+        if len(rates) > 1 and self.selected in (rates[0], rates[-1]):
+            side = "lowest" if self.selected == rates[0] else "highest"
+            words.append(f"It is the {side} rate tried, so a better one may lie beyond.")
+        if self.confirmation is not None:
+            verdict = "Confirmed" if self.confirmed else "Not confirmed"
+            went = "went on falling" if self.confirmed else "did not fall further"
+            words.append(f"{verdict}: its error {went} to step {self.confirmation.steps:,}.")
+        return " ".join(words)
+
+    def markdown(self) -> str:
+        table, conclusion = self.table(), markdown(self.conclusion())
+        return f"# {markdown(table.title)}\n\n{table.markdown()}\n{conclusion}\n"
+
+    def to_json(self) -> dict[str, Any]:
+        found = {"confirmed": self.confirmed, "conclusion": self.conclusion()}
+        return to_json(self) | found
+
+
+def _line(trial: Trial, verdict: str) -> tuple[str, ...]:
+    lowest = min((error for _, error in trial.errors), default=None)
+    errors = _ERROR.text(trial.score), _ERROR.text(lowest)
+    return f"{trial.rate:g}", f"{trial.steps:,}", *errors, trial.note or verdict

@@ -21,7 +21,7 @@ from fst.classifiers import Classifier
 from fst.data.image_samples import ImageBatch
 from fst.data.samples import Batch, Rows, Samples
 from fst.evaluation_points import PointDraws
-from fst.metrics import mean_square, squared_relative_l2, top_errors
+from fst.metrics import mean_square, relative_l2, squared_relative_l2, top_errors
 from fst.operators import Operator
 from fst.training.errors import TrainingError
 from fst.training.schedules import Plateau, Stages, WarmupCosine
@@ -82,8 +82,14 @@ class RelativeL2(Objective):
 
     @property
     def names(self) -> tuple[str, ...]:
-        words = ("standardized",) * (self.channels == "standardized")
-        return ("_".join((*words, *("relative",) * (self.scale == "relative"), "l2")),)
+        if self == RelativeL2():
+            return ("relative_l2",)
+        words = (
+            "weighted" if self.weights else "",
+            "standardized" if self.channels == "standardized" else "",
+            "relative" if self.scale == "relative" else "",
+        )
+        return "_".join((*filter(None, words), "l2")), "relative_l2"  # what the test is scored by
 
     def check(self, model: Model, samples: Rows) -> None:
         _require(self, "model", model, Operator)
@@ -134,7 +140,10 @@ class RelativeL2(Objective):
     ) -> Float[Tensor, "b e"]:
         # The checked, chunked path: any number of queries fits.
         prediction = model.represent(batch.observations, draws)(batch.queries)
-        return self.losses(model, prediction, batch).sqrt()[:, None]
+        found = [self.losses(model, prediction, batch).sqrt()]
+        if len(self.names) > 1:
+            found.append(relative_l2(prediction, batch.targets, batch.mask))
+        return torch.stack(found, dim=1)
 
 
 @runtime_checkable
@@ -314,9 +323,9 @@ class TrainingSettings:
         seeds = ("seed", "validation_anchor_seed", "validation_sobol_seed")
         self._require((*counts, "checkpoint_every", "keep"), lambda n: n >= 1, "at least 1")
         self._require(seeds, lambda n: n >= 0, "at least 0")
-        most = f"at most {LARGEST_NUMBER}"
-        self._require((*rates, "queries"), lambda n: 0 < n <= LARGEST_NUMBER, f"above 0, {most}")
-        self._require(("weight_decay",), lambda n: 0 <= n <= LARGEST_NUMBER, f"at least 0, {most}")
+        most = f"and at most {LARGEST_NUMBER}"
+        self._require((*rates, "queries"), lambda n: 0 < n <= LARGEST_NUMBER, f"above 0 {most}")
+        self._require(("weight_decay",), lambda n: 0 <= n <= LARGEST_NUMBER, f"at least 0 {most}")
         self._require(("momentum",), lambda n: 0 <= n < 1, "at least 0 and below 1")
         self._require(("average",), lambda n: 0 < n < 1, "above 0 and below 1")
 

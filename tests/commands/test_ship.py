@@ -1,0 +1,156 @@
+"""fst ship: a scored run becomes weights with a name and a card, which every command accepts."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import fst
+from fst import pretrained
+from fst.cli import USER_ERROR, main
+from fst.commands import ship as ship_command
+from fst.commands.explore import make_explorer, warm_up
+from fst.commands.ship import Rounding, halved
+from tiny import BURGERS, MODEL, TRAINING
+
+NAME = "small-burgers"
+
+
+def fst_command(*words) -> int:
+    return main([str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Trained and scored, its data in the folder beside it."""
+    folder = tmp_path_factory.mktemp("shipping")
+    options = ["--device", "cpu", *MODEL, *TRAINING, *BURGERS]
+    words = ["train", "fast/burgers-single/fst", "--out", folder / "run", "--data", folder / "data"]
+    assert fst_command(*words, *options) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def shipped(run, tmp_path, monkeypatch):
+    """The folder where fst looks for its weights, with one set in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pretrained, "SHIPPED", tmp_path / "weights")
+    assert fst_command("evaluate", run, "--device", "cpu") == 0
+    assert fst_command("ship", run, "--name", NAME, "--device", "cpu") == 0
+    return tmp_path / "weights" / NAME
+
+
+def test_a_run_that_is_not_scored_is_refused(run, tmp_path, capsys):
+    unscored = tmp_path / "unscored"
+    unscored.mkdir()
+    for name in ("recipe.json", "summary.json", "environment.json"):
+        (unscored / name).write_bytes((run / name).read_bytes())
+    assert fst_command("ship", unscored, "--name", NAME, "--out", tmp_path / "w") == USER_ERROR
+    assert "has no results yet; score it with: fst evaluate" in capsys.readouterr().err
+    assert not (tmp_path / "w").exists()
+
+
+def test_shipped_weights_are_the_runs_to_half_precision(run, shipped, tmp_path):
+    ours, theirs = fst.from_pretrained(NAME), fst.from_pretrained(run / "best")
+    assert ours.config == theirs.config
+    stored = pretrained.read(shipped)[2]
+    assert {str(value.dtype) for value in stored.values()} == {"torch.float16", "torch.float32"}
+    for name, value in theirs.state_dict().items():
+        assert ours.state_dict()[name].dtype == torch.float32
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-3, atol=1e-7)
+    assert (shipped / "model.safetensors").stat().st_size < 0.8 * (
+        run / "best" / "model.safetensors"
+    ).stat().st_size
+
+
+def test_full_precision_is_kept_where_half_costs_too_much(run, shipped, monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        ship_command, "halved", lambda weights: {k: 2 * v for k, v in halved(weights).items()}
+    )
+    words = ["ship", run, "--name", "exact", "--out", tmp_path / "others", "--device", "cpu"]
+    assert fst_command(*words) == 0
+    stored, best = pretrained.read(tmp_path / "others/exact")[2], pretrained.read(run / "best")[2]
+    assert all(torch.equal(stored[name], best[name]) for name in best)
+    assert not Rounding(0.1, float("nan")).chosen
+    assert not Rounding(0.1, 0.1011).chosen
+    assert Rounding(0.1, 0.0995).chosen
+
+
+def test_the_card_says_where_the_weights_are_from(run, shipped):
+    text = (shipped / "README.md").read_text()
+    record = json.loads((run / "environment.json").read_text())
+    rows = json.loads((run / "results" / "rows.json").read_text())
+    for expected in (
+        f'fst.from_pretrained("{NAME}")',
+        "`fast/burgers-single/fst`, seed",
+        "viscosities [0.01], training 6",
+        f"{rows[-1]['error']:.5f}",
+        record["git"]["commit"],
+        "Matrices are stored in float16",
+        "were not tested",
+    ):
+        assert expected in text
+    assert str(run.parent) not in text
+    words = ["/usr/bin/cli.py", "train", "demo/burgers", "--out", "/home/me/runs/a", "--data", "d"]
+    assert ship_command.command_line(words) == "fst train demo/burgers --out a --data d"
+
+
+def test_nothing_is_overwritten_unasked(run, shipped, capsys):
+    before = (shipped / "README.md").read_bytes()
+    assert fst_command("ship", run, "--name", NAME) == USER_ERROR
+    assert "nothing is overwritten" in capsys.readouterr().err
+    assert fst_command("ship", run, "--name", "../else") == USER_ERROR
+    assert "name must be lower-case words" in capsys.readouterr().err
+    assert (shipped / "README.md").read_bytes() == before
+    assert fst_command("ship", run, "--name", NAME, "--force", "--device", "cpu") == 0
+
+
+def test_other_weights_than_those_scored_are_refused(run, shipped, capsys, tmp_path):
+    weights = run / "best" / "model.safetensors"
+    kept = weights.read_bytes()
+    model = fst.from_pretrained(run / "best")
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    try:
+        model.save_pretrained(run / "best")
+        assert fst_command("ship", run, "--name", "other", "--device", "cpu") == USER_ERROR
+    finally:
+        weights.write_bytes(kept)
+    assert "not the weights that were scored" in capsys.readouterr().err
+    assert list(pretrained.shipped()) == [NAME]
+
+
+def test_the_name_is_accepted_by_every_command(run, shipped, capsys, tmp_path):
+    observed = json.loads((shipped / "config.json").read_text())["config"]
+    assert observed["rows"] == [4]
+    positions, values = np.random.default_rng(0).random((1, 20, 2)), np.ones((1, 20, 1))
+    np.savez(tmp_path / "seen.npz", positions=positions, values=values)
+    words = ["--observations", tmp_path / "seen.npz", "--queries", "5x8", "--device", "cpu"]
+    assert fst_command("predict", NAME, "--out", tmp_path / "answer.npz", *words) == 0
+    assert np.load(tmp_path / "answer.npz")["predictions"].shape == (1, 40, 1)
+
+    explorer = make_explorer(NAME, device="cpu")
+    warm_up(explorer)
+    assert explorer.describe()["kind"] == "burgers"
+    assert explorer.describe()["name"] == NAME
+
+    capsys.readouterr()
+    assert fst_command("evaluate", NAME) == 0
+    rows = json.loads((run / "results" / "rows.json").read_text())
+    assert f"{rows[-1]['error']:.5f}" in capsys.readouterr().out
+    assert fst_command("evaluate", NAME, "--again") == USER_ERROR
+    assert "only its stored rows are shown" in capsys.readouterr().err
+
+
+def test_an_unknown_name_lists_those_there_are(shipped):
+    with pytest.raises(pretrained.PretrainedError, match=f"that ship with fst are {NAME} "):
+        fst.from_pretrained("burgers-double")
+
+
+def test_a_local_folder_comes_first(shipped, tmp_path):
+    model = fst.from_pretrained(NAME)
+    with torch.no_grad():
+        next(model.parameters()).zero_()
+    model.save_pretrained(tmp_path / NAME)
+    assert not next(fst.from_pretrained(NAME).parameters()).any()
