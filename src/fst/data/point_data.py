@@ -6,18 +6,19 @@ file names or, where it names none, splits drawn by seed. Channels, axes and dom
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from rich.console import Console
 
 from fst.data.errors import DataError
 from fst.data.images import listed
-from fst.data.point_files import PointFile, Points, check_trainable, read_points
+from fst.data.point_files import Label, PointFile, Points, check_trainable, read_points
 from fst.data.point_samples import PointSamples, Ragged
 from fst.data.samples import Samples
 from fst.data.source import DataSource, Recipe
@@ -31,6 +32,8 @@ LEAST_SQUARE, LARGEST_SQUARE = 1e-30, 1e34
 LEAST_SHARE = 1e-16
 # A channel so much smaller adds a hundredth to the squared relative error if it is not learned.
 LARGEST_RATIO = 10.0
+# A mean beyond so many standard deviations hides what varies.
+LARGEST_OFFSET = 5.0
 # Fixed positions on the other axes, anchors per row, and evaluation points taken from anchors, by
 # the number of axes: about a thousand anchors on two and three, and as many as a line can use.
 LAYOUTS = {1: ((), 128, 64), 2: ((32,), 32, 256), 3: ((10, 10), 10, 256)}
@@ -68,11 +71,10 @@ class PointData(DataSource):
         """Domain, channels, names and units of the file."""
         return read_points(self.locate(folder))
 
-    def training_size(self, folder: Path) -> tuple[int, int]:
-        """How many samples the training split has, and how many targets its largest sample."""
+    def training_targets(self, folder: Path) -> Points:
+        """The targets of the training split, with their positions."""
         file = self.describe(folder)
-        rows = self.partition(file).training
-        return len(rows), int(file.queries(rows).sizes.max())
+        return file.queries(self.partition(file).training)
 
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
@@ -254,6 +256,8 @@ def load_points(file: PointFile, rows: np.ndarray, *, learned: bool = False) -> 
     check = TargetCheck(file)
     check.see(rows, queried)
     check.finish(learned=learned, warn=learned)
+    if learned:
+        warn_of_large_means(file.path, file.targets, queried.values)
     return PointSamples(
         file.domain,
         Ragged.of(*map(torch.from_numpy, observed)),
@@ -311,3 +315,30 @@ class TargetCheck:
                 "similar sizes",
                 stacklevel=3,
             )
+
+
+def offsets(targets: Float[np.ndarray, "p c"]) -> Float[np.ndarray, " c"]:
+    """|mean| / standard deviation of each channel; 0 for one that is constant."""
+    wide = targets.astype(np.float64)
+    mean, std = np.abs(wide.mean(axis=0)), wide.std(axis=0)
+    return np.where(std > 0, mean / np.where(std > 0, std, 1.0), 0.0)
+
+
+def warn_of_large_means(
+    path: Path, labels: Sequence[Label], targets: Float[np.ndarray, "p c"]
+) -> None:
+    """Warn where a constant would already have a small relative error."""
+    ratios = offsets(targets)
+    large = [n for n, ratio in enumerate(ratios) if ratio > LARGEST_OFFSET]
+    if large:
+        wide = targets.astype(np.float64)
+        named = listed(
+            [f"{labels[n].name}: {wide[:, n].mean():.4g} ± {wide[:, n].std():.2g}" for n in large]
+        )
+        warnings.warn(
+            f"{path}: the mean of the targets is far larger than their standard deviation "
+            f"({named}), so that a constant already has a relative error of about "
+            f"{1 / ratios[large].min():.2g}; --training.objective.channels standardized measures "
+            "in standard deviations instead",
+            stacklevel=3,
+        )
