@@ -340,8 +340,8 @@ def profiles(models: Sequence[Fields], most: int = 4) -> Figure:
     Of at most so many samples that all models were asked for. Each row shares its limits.
     """
     fields, rows = models[0], common_rows(models)[:most]
-    width = min(WIDTH, 1.5 + 3.6 * len(models))
-    figure, axes = new_figure(len(rows), len(models), width=width, row_height=2.0, share=True)
+    width = min(WIDTH, 3.5 + 3.6 * len(models))
+    figure, axes = new_figure(len(rows), len(models), width=width, row_height=1.7, share=True)
     labels: list[str] = []
     name = str(fields.axis_labels[0]).partition("(")[0].split()[-1]
     for line, row in zip(axes, rows, strict=True):
@@ -363,7 +363,7 @@ def profiles(models: Sequence[Fields], most: int = 4) -> Figure:
         place.set_xlabel(str(fields.axis_labels[1]))
     handles = axes[0, 0].lines[::2]
     figure.legend(
-        handles=handles, labels=labels, loc="outside lower center", ncols=min(len(labels), 6)
+        handles=handles, labels=labels, loc="outside lower center", ncols=3 if width < WIDTH else 6
     )
     return figure
 
@@ -451,7 +451,7 @@ def over_domain(fields: Fields) -> Figure | None:
     columns = max(2, len(channels) * len(planes)) if fields.axes > 1 else len(channels)
     columns = min(columns, 4)
     lines = -(-len(channels) * len(planes) // columns)
-    height = planes[0].aspect * (WIDTH - 2) / columns + 0.5 if fields.axes > 1 else 2.4
+    height = min(planes[0].aspect * 0.75 * WIDTH / columns + 0.5, 3.6) if fields.axes > 1 else 2.4
     figure, axes = new_figure(lines, columns, width=WIDTH, row_height=height)
     _blank(axes)
     pairs = [(channel, plane) for channel in channels for plane in planes]
