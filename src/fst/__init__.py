@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from fst.base import Model, parameter_count
     from fst.config import FunctionSpaceConfig
     from fst.cuda_graph import CUDAGraphModel
+    from fst.data import PointDataset, PointSample, collate, write_points
     from fst.field import Field
+    from fst.metrics import relative_l2
     from fst.model import FunctionSpaceTransformer
     from fst.rbf import rbf_blend
     from fst.recipes import build
@@ -34,13 +36,18 @@ __all__ = [
     "FunctionSpaceTransformer",
     "Model",
     "Observations",
+    "PointDataset",
+    "PointSample",
     "__version__",
     "build",
+    "collate",
     "data",
     "from_pretrained",
     "kernels",
     "parameter_count",
     "rbf_blend",
+    "relative_l2",
+    "write_points",
 ]
 
 _SUBMODULES = ("base", "config", "data", "field", "kernels", "model", "rbf", "types")
@@ -53,9 +60,14 @@ _MODULES = {
     "FunctionSpaceTransformer": "fst.model",
     "Model": "fst.base",
     "Observations": "fst.types",
+    "PointDataset": "fst.data",
+    "PointSample": "fst.data",
     "build": "fst.recipes",
+    "collate": "fst.data",
     "parameter_count": "fst.base",
     "rbf_blend": "fst.rbf",
+    "relative_l2": "fst.metrics",
+    "write_points": "fst.data",
 }
 
 

@@ -71,7 +71,9 @@ def train(
 ) -> None:
     """Train a recipe: fst train RECIPE --out DIR, or continue: fst train --resume DIR.
 
-    Every field of a recipe is an option: fst train RECIPE --help lists them.
+    Every field of a recipe is an option: fst train RECIPE --help lists them, with short ones
+    (--minutes 10, --steps, --lr, --batch-size, --seeds). --config recipe.json takes a recipe from
+    a file; fst train --from RUN --out DIR trains a finished run longer.
 
     Args:
         recipe: Name of the recipe; fst recipes lists them.
@@ -389,11 +391,15 @@ app.command(data_app, name="data", help="Make or check data files.")
 
 def run(words: Sequence[str]) -> None:
     """Parse the words and run the command that they name."""
-    if words[:1] == ["train"] and len(words) > 1 and not words[1].startswith("-"):
-        from fst.commands.recipe_options import train_recipe
+    if words[:1] == ["train"] and len(words) > 1:
+        named = not words[1].startswith("-")
+        given = {word.partition("=")[0] for word in words}
+        if named or given & {"--config", "--from"}:
+            from fst.commands.recipe_options import train_recipe
 
-        train_recipe(words[1], words[2:], console=console)
-        return
+            name = words[1] if named else None
+            train_recipe(name, words[2:] if named else words[1:], console=console)
+            return
     app.cli(
         prog="fst",
         description="The Function-Space Transformer. fst --version prints its version.",

@@ -68,12 +68,18 @@ class PointData(DataSource):
         """Domain, channels, names and units of the file."""
         return read_points(self.locate(folder))
 
+    def training_size(self, folder: Path) -> tuple[int, int]:
+        """How many samples the training split has, and how many targets its largest sample."""
+        file = self.describe(folder)
+        rows = self.partition(file).training
+        return len(rows), int(file.queries(rows).sizes.max())
+
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
     ) -> None:
         """Nothing can be made for the user; the file is checked, so that errors come early."""
         del device, console
-        self._partition(self.describe(folder))
+        self.partition(self.describe(folder))
 
     def load(
         self,
@@ -87,7 +93,7 @@ class PointData(DataSource):
         if augment:
             raise ValueError("augment must be off: the symmetries of these points are not known")
         file = self.describe(folder)
-        partition = self._partition(file)
+        partition = self.partition(file)
         training = load_points(file, partition.training, learned=True)
         validation = load_points(file, partition.validation)
         return TrainingSplit(training.to(device)), ValidationSplit(validation.to(device))
@@ -95,7 +101,7 @@ class PointData(DataSource):
     def fingerprint(self, folder: Path) -> dict[str, Any]:
         """The user's own points to the last digit: unlike others', they are never made again."""
         file = self.describe(folder)
-        partition = self._partition(file)
+        partition = self.partition(file)
         return {
             "training_samples": len(partition.training),
             "validation_samples": len(partition.validation),
@@ -110,7 +116,7 @@ class PointData(DataSource):
         """
         model: Any = getattr(recipe, "model")  # noqa: B009 (any dataclass with a model)
         file, default = self.describe(folder), type(model)()
-        decided = _decided(file)
+        decided = _decided(file, model)
         if any(getattr(model, name) != getattr(default, name) for name in decided):
             shown = [
                 f"model.{name} cannot be {given}: it comes from this file, which has {found}"
@@ -119,16 +125,10 @@ class PointData(DataSource):
             if shown:
                 raise DataError(f"{file.path}: {'; '.join(shown)}")
             return recipe
-        axes = file.domain.axes
-        if len(model.low) != axes:
-            rows, per_row, from_anchors = LAYOUTS[axes]
-            decided |= {
-                "rows": rows,
-                "anchors_per_row": per_row,
-                "adaptive_axis": axes - 1,
-                "points_from_anchors": from_anchors,
-            }
+        if hasattr(model, "modes"):
+            decided["modes"] = tuple(min(16, max(2, size // 2)) for size in decided["grid"])
         changed: Any = recipe
+        decided |= anchor_layout(model, file.domain.axes)
         fitted: Recipe = replace(changed, model=replace(model, **decided))
         return fitted
 
@@ -144,7 +144,7 @@ class PointData(DataSource):
 
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
         file = self.describe(folder)
-        rows = self._partition(file).test
+        rows = self.partition(file).test
         if len(rows) == 0:
             raise DataError(f"{file.path}: its test split is empty")
         return TestSplit(
@@ -153,9 +153,11 @@ class PointData(DataSource):
             axes=file.axes,
             values=file.values,
             targets=file.targets,
+            cells=file.cells,
         )
 
-    def _partition(self, file: PointFile) -> Partition:
+    def partition(self, file: PointFile) -> Partition:
+        """The splits that a file names, or those drawn by seed."""
         partition = file.partition or self._drawn(file)
         check_trainable(file.path, partition, len(file))
         return partition
@@ -169,20 +171,77 @@ class PointData(DataSource):
         return Partition.drawn(samples, **counts, seed=self.split_seed)
 
 
-def _decided(file: PointFile) -> dict[str, Any]:
-    """The settings of a model that a file decides."""
+def anchor_layout(model: Any, axes: int) -> dict[str, Any]:
+    """The anchors of a model whose default has another number of axes than the data."""
+    if not hasattr(model, "rows") or len(model.low) == axes:
+        return {}
+    rows, per_row, from_anchors = LAYOUTS[axes]
     return {
-        "low": file.domain.low,
-        "high": file.domain.high,
-        "value_channels": file.value_channels,
-        "output_channels": file.output_channels,
-        "condition_channels": file.condition_channels,
+        "rows": rows,
+        "anchors_per_row": per_row,
+        "adaptive_axis": axes - 1,
+        "points_from_anchors": from_anchors,
     }
+
+
+# How far from a grid point, in grid steps, a point may be and still mean that one.
+GRID_TOLERANCE = 1e-2
+# What a model without such a setting takes.
+FIXED = {"value_channels": 1, "output_channels": 1, "condition_channels": 0}
+
+
+def _decided(file: PointFile, model: Any) -> dict[str, Any]:
+    """The settings of a model that a file decides; an error where the model cannot take it."""
+    name = type(model).__name__.removesuffix("Config")
+    found: dict[str, Any] = {"low": file.domain.low, "high": file.domain.high}
+    for setting, taken in FIXED.items():
+        count = getattr(file, setting)
+        if hasattr(model, setting):
+            found[setting] = count
+        elif count != taken:
+            words = setting.replace("_", " ")
+            raise DataError(f"{file.path}: {name} takes {taken} {words}, this file has {count}")
+    if hasattr(model, "grid"):
+        found["grid"] = _grid(file, name)
+    if hasattr(model, "observations"):
+        found["observations"] = _shared_observations(file, name)
+    return found
+
+
+def _shared_observations(file: PointFile, name: str) -> int:
+    """How many observations every sample has, if they lie at the same points."""
+    observed = file.observations(np.arange(len(file)))
+    count = int(observed.sizes[0])
+    if (observed.sizes == count).all():
+        places = observed.positions.reshape(len(file), count, -1)
+        if np.allclose(places, places[:1], atol=1e-6):
+            return count
+    raise DataError(
+        f"{file.path}: {name} needs every sample to be observed at the same points, and those of "
+        "this file differ; own/fst takes any points"
+    )
+
+
+def _grid(file: PointFile, name: str) -> tuple[int, ...]:
+    """The regular grid over the whole domain on which all points of the file lie."""
+    low, high = np.array(file.domain.low), np.array(file.domain.high)
+    first = np.asarray(file[0].queries)
+    shape = tuple(len(np.unique(first[:, axis])) for axis in range(first.shape[1]))
+    rows = np.arange(len(file))
+    points = np.concatenate((file.queries(rows).positions, file.observations(rows).positions))
+    steps = (points - low) / (high - low) * (np.array(shape) - 1)
+    whole = len(first) == np.prod(shape) and min(shape) > 1
+    if not whole or np.abs(steps - steps.round()).max() > GRID_TOLERANCE:
+        raise DataError(
+            f"{file.path}: {name} needs all points on one regular grid over the whole domain, and "
+            "those of this file are scattered; own/fst takes any points"
+        )
+    return shape
 
 
 def _differences(model: Any, file: PointFile) -> dict[str, tuple[Any, Any]]:
     """Where a model does not fit a file: by name, what the model has and what the file has."""
-    pairs = {name: (getattr(model, name), value) for name, value in _decided(file).items()}
+    pairs = {name: (getattr(model, name), value) for name, value in _decided(file, model).items()}
     return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
 
 

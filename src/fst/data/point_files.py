@@ -9,6 +9,8 @@
     queries/targets        (all queries, channels)         float32
     queries/offsets        (samples + 1)                   int64
     condition              (samples, channels)             float32, optional
+    cells/triangles        (all triangles, 3)              int64, optional: numbers of queries
+    cells/offsets          (samples + 1)                   int64, optional
     split/training, split/validation, split/test           row numbers, optional
 
 Sample i has the points offsets[i] to offsets[i + 1]. Positions are in the domain's own units, and
@@ -60,6 +62,7 @@ class PointSample:
     condition: ArrayLike | None = None  # c
     mask: ArrayLike | None = None  # n
     query_mask: ArrayLike | None = None  # q
+    cells: ArrayLike | None = None  # triangles as numbers of queries (t 3), for pictures
 
 
 class Points(NamedTuple):
@@ -111,7 +114,20 @@ class PointFile:
             queried.positions,
             queried.values,
             None if condition is None else condition[0],
+            cells=self.cells(row),
         )
+
+    def cells(self, row: int) -> Int[np.ndarray, "t 3"] | None:
+        """The triangles between a sample's queries, where the file knows them."""
+        with reading_hdf5(self.path, LAYOUT) as file:
+            if "cells" not in file:
+                return None
+            first, last = file["cells/offsets"][row : row + 2].tolist()
+            triangles: np.ndarray = file["cells/triangles"][first:last].astype(np.int64)
+        queries = int(np.diff(self.query_offsets)[row])
+        if triangles.ndim != 2 or triangles.shape[1] != 3 or _outside(triangles, queries):
+            raise DataError(f"{self.path}: cells of sample {row} must number its {queries} queries")
+        return triangles
 
     def __iter__(self) -> Iterator[PointSample]:
         return (self[row] for row in range(len(self)))
@@ -153,6 +169,10 @@ class PointFile:
                 f"{self.domain.low} to {self.domain.high}"
             )
         return Points(read[0], read[1], sizes)
+
+
+def _outside(triangles: np.ndarray, queries: int) -> bool:
+    return bool(triangles.size) and not 0 <= triangles.min() <= triangles.max() < queries
 
 
 def _runs(rows: Int[np.ndarray, " n"]) -> Iterator[tuple[int, int]]:

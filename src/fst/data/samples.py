@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -166,6 +167,26 @@ def moments(values: Float[Tensor, "n c"]) -> tuple[Float[Tensor, " c"], Float[Te
     mean = mean / len(values)
     squares = sum(((b.double() - mean).square().sum(dim=0) for b in values.split(step)), zero)
     return mean.cpu(), (squares / len(values)).sqrt().cpu()
+
+
+class RunningMoments:
+    """Mean and standard deviation of each channel of numbers seen a block at a time, in float64."""
+
+    def __init__(self, channels: int) -> None:
+        self.count, self.mean, self.squares = 0, np.zeros(channels), np.zeros(channels)
+
+    def see(self, block: Float[np.ndarray, "n c"]) -> None:
+        count, mean = len(block), block.mean(axis=0, dtype=np.float64)
+        shift = mean - self.mean
+        self.squares += np.square(block - mean).sum(axis=0)
+        self.squares += shift**2 * (self.count * count / (self.count + count))
+        self.count += count
+        self.mean += shift * (count / self.count)
+
+    def result(self) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
+        """A constant channel has standard deviation 1."""
+        std = np.sqrt(self.squares / self.count)
+        return torch.from_numpy(self.mean), torch.from_numpy(np.where(std > 0, std, 1.0))
 
 
 def scalar_moments(values: Tensor) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
