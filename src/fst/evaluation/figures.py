@@ -182,7 +182,7 @@ def draw_points(
         table = chosen[order].reshape(len(across), len(up)).T
         drawn = place.pcolormesh(across, up, table, cmap=colors, norm=scale, shading="nearest")
     else:
-        size = float(np.clip(AREA / max(len(flat), 1), SMALLEST, LARGEST))
+        size = float(np.clip(AREA * plane.aspect / max(len(flat), 1), SMALLEST, LARGEST))
         # A rim shows pale points on white, where there are few enough to look at one by one.
         rim = 0.3 if size > RIMMED else 0.0
         looks: dict[str, Any] = {"marker": "s", "lw": rim, "edgecolors": "0.4"}
