@@ -279,7 +279,7 @@ def test_pictures_need_names_of_their_own(written):
     folder, _ = written
     from fst.evaluation.figures import profiles
 
-    figure = profiles([read_run(folder / "first").fields])
+    figure = profiles([("first", read_run(folder / "first").fields)])
     picture = Picture("same", "caption", figure)
     page = Page("title", (), (Section("a", pictures=(picture, picture)),))
     with pytest.raises(ValueError, match="different names"):

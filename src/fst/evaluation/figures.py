@@ -334,11 +334,12 @@ def sections(fields: Fields, sample: int) -> tuple[Array, Array, Array, Array] |
 
 
 @matplotlib.rc_context(STYLE)
-def profiles(models: Sequence[Fields], most: int = 4) -> Figure:
+def profiles(runs: Sequence[tuple[str, Fields]], most: int = 4) -> Figure:
     """Cuts through the prediction of each model (dashed) over the reference; colour says where.
 
     Of at most so many samples that all models were asked for. Each row shares its limits.
     """
+    models = [fields for _, fields in runs]
     fields, rows = models[0], common_rows(models)[:most]
     width = min(WIDTH, 3.5 + 3.6 * len(models))
     figure, axes = new_figure(len(rows), len(models), width=width, row_height=1.7, share=True)
@@ -357,8 +358,8 @@ def profiles(models: Sequence[Fields], most: int = 4) -> Figure:
             labels = [f"{name} = {cut:.3g}" for cut in cuts]
         title = fields.title(fields.rows.tolist().index(row))
         line[0].set_ylabel(f"{title}\n{fields.target_labels[0]}")
-    for panel, model in zip(axes[0], models, strict=True):
-        panel.set_title(f"{model.model} (dashed) and reference")
+    for panel, (run, _) in zip(axes[0], runs, strict=True):
+        panel.set_title(f"{run} (dashed) and reference")
     for panel in axes[-1]:
         panel.set_xlabel(str(fields.axis_labels[1]))
     handles = axes[0, 0].lines[::2]
@@ -448,11 +449,11 @@ def over_domain(fields: Fields) -> Figure | None:
         return None
     channels = range(min(len(fields.target_labels), MOST_CHANNELS))
     planes = [Plane(fields, n) for n in (range(3) if fields.axes == 3 else (None,))]
-    columns = max(2, len(channels) * len(planes)) if fields.axes > 1 else len(channels)
-    columns = min(columns, 4)
+    columns = min(len(channels) * len(planes), 4)
+    width = WIDTH if columns > 1 else 5.4
     lines = -(-len(channels) * len(planes) // columns)
-    height = min(planes[0].aspect * 0.75 * WIDTH / columns + 0.5, 3.6) if fields.axes > 1 else 2.4
-    figure, axes = new_figure(lines, columns, width=WIDTH, row_height=height)
+    height = min(planes[0].aspect * 0.75 * width / columns + 0.5, 3.6) if fields.axes > 1 else 2.4
+    figure, axes = new_figure(lines, columns, width=width, row_height=height)
     _blank(axes)
     pairs = [(channel, plane) for channel in channels for plane in planes]
     for panel, (channel, plane) in zip(axes.flat, pairs, strict=False):
@@ -885,7 +886,7 @@ def _(first: Fields, runs: Sequence[tuple[str, Any]]) -> list[Picture]:
         names = ", ".join(name for name, _ in those)
         second, first_axis = models[0].axis_labels[1], models[0].axis_labels[0]
         caption = f"{names}: profiles along {second} at fixed {first_axis}."
-        figure = profiles(models)
+        figure = profiles(those)
         found.append(Picture(f"{file}-profiles-{index + 1}", caption, figure))
     if (along := along_axes(runs)) is not None:
         caption = "Error over time and mean power spectra, over the whole test set."
