@@ -213,7 +213,8 @@ class EvaluationSettings(TestProtocol):
         mean = training.statistics().output_mean.reshape(-1).expand(training.output_channels)
         facts = TrainingFacts(tuple(mean.tolist()), diffusion=source.diffusion)
         split = TestSplit(validation, values=source.value_names, targets=source.target_names)
-        initial, whole = bool(self.grids) and self.starts_with_time, replace(self, grids=())
+        initial = bool(self.grids) and self.starts_with_time
+        whole = replace(self, grids=(), neighbors=(), paper_errors=(), paper_groups=())
         beside = {}
         for name, predictor in predictors(split, facts, initial=initial).items():
             with full_precision(), torch.inference_mode():
