@@ -155,6 +155,7 @@ class PointData(DataSource):
             axes=file.axes,
             values=file.values,
             targets=file.targets,
+            cells=file.cells,
         )
 
     def partition(self, file: PointFile) -> Partition:
