@@ -5,13 +5,14 @@ BIN := $(ENVIRONMENT)/bin
 STAMP := $(ENVIRONMENT)/.installed
 OUT ?= runs/demo
 
-.PHONY: demo test check format environment clean
+.PHONY: demo test check docs format environment clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    environment, then: generate data, train, evaluate, draw (OUT=$(OUT))"
 	@echo "make test    environment, then: linters, type checker, tests"
 	@echo "make check   the linters and the type checker alone"
+	@echo "make docs    environment, then: run the tutorials, build the site: build/site/index.html"
 	@echo "make format  rewrite the sources in the house format"
 	@echo "make clean   remove the environment and caches"
 
@@ -33,6 +34,10 @@ check: $(STAMP)
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 15
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

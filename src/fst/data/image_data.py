@@ -105,6 +105,12 @@ class ImageData(DataSource):
         """The names of the classes, sorted: class number i is the i-th of them."""
         return find_split(folder, TRAIN).class_names
 
+    def frequent_class(self, folder: Path) -> str | None:
+        if not has_split(folder, TRAIN):
+            return None
+        images = find_split(folder, TRAIN)
+        return images.class_names[int(images.counts.argmax())]
+
     def count_held_out(self, folder: Path) -> int:
         """How many training images are set aside."""
         return self._count_held_out(find_split(folder, TRAIN))

@@ -179,6 +179,10 @@ class LabelledRows(Rows):
             "fingerprint": hashlib.sha256(names + labels).hexdigest()[:16],
         }
 
+    def decoded_rows(self) -> Int[Tensor, " m"]:
+        """The images that were there, once all have been asked for."""
+        return torch.arange(len(self))
+
     def left_out(self) -> dict[str, Any]:
         return {"skipped": [f"{item.name}: {item.reason}" for item in self.skipped]}
 
@@ -324,6 +328,12 @@ class StreamedImages(LabelledRows):
         with ThreadPoolExecutor(max(1, self.workers)) as pool:
             items = list(pool.map(self._reader.__getitem__, ((r, None) for r in rows.tolist())))
         return self._assemble(*collate(items)).to(self._device)
+
+    def decoded_rows(self) -> Int[Tensor, " m"]:
+        """Those that another has not stood in for."""
+        bad = {item.name for item in self.skipped}
+        titles = (self.images.files.title(int(row)) for row in self.images.rows)
+        return torch.arange(len(self))[torch.tensor([title not in bad for title in titles])]
 
     def iterate(
         self, plan: Iterable[Asked | tuple[Int[Tensor, " b"], int | None]]

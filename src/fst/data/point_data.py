@@ -71,6 +71,12 @@ class PointData(DataSource):
         """Domain, channels, names and units of the file."""
         return read_points(self.locate(folder))
 
+    def training_size(self, folder: Path) -> tuple[int, int]:
+        """How many samples the training split has, and how many targets its largest sample."""
+        file = self.describe(folder)
+        rows = self.partition(file).training
+        return len(rows), int(file.queries(rows).sizes.max())
+
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
     ) -> None:
@@ -133,7 +139,7 @@ class PointData(DataSource):
         """
         model: Any = getattr(recipe, "model")  # noqa: B009 (any dataclass with a model)
         file, default = self.describe(folder), type(model)()
-        decided = _decided(file)
+        decided = _decided(file, model)
         if any(getattr(model, name) != getattr(default, name) for name in decided):
             shown = [
                 f"model.{name} cannot be {given}: it comes from this file, which has {found}"
@@ -142,6 +148,8 @@ class PointData(DataSource):
             if shown:
                 raise DataError(f"{file.path}: {'; '.join(shown)}")
             return recipe
+        if hasattr(model, "modes"):
+            decided["modes"] = tuple(min(16, max(2, size // 2)) for size in decided["grid"])
         changed: Any = recipe
         decided |= anchor_layout(model, file.domain.axes)
         fitted: Recipe = replace(changed, model=replace(model, **decided))
@@ -162,7 +170,13 @@ class PointData(DataSource):
         rows = self.partition(file).test
         if len(rows) == 0:
             raise DataError(f"{file.path}: its test split is empty")
-        return TestSplit(self._samples(file, rows, device))
+        return TestSplit(
+            self._samples(file, rows, device),
+            numbers=tuple(rows.tolist()),
+            axes=file.axes,
+            values=file.values,
+            targets=file.targets,
+        )
 
     def partition(self, file: PointFile) -> Partition:
         """The splits that a file names, or those drawn by seed."""
@@ -181,7 +195,7 @@ class PointData(DataSource):
 
 def anchor_layout(model: Any, axes: int) -> dict[str, Any]:
     """The anchors of a model whose default has another number of axes than the data."""
-    if len(model.low) == axes:
+    if not hasattr(model, "rows") or len(model.low) == axes:
         return {}
     rows, per_row, from_anchors = LAYOUTS[axes]
     return {
@@ -192,20 +206,64 @@ def anchor_layout(model: Any, axes: int) -> dict[str, Any]:
     }
 
 
-def _decided(file: PointFile) -> dict[str, Any]:
-    """The settings of a model that a file decides."""
-    return {
-        "low": file.domain.low,
-        "high": file.domain.high,
-        "value_channels": file.value_channels,
-        "output_channels": file.output_channels,
-        "condition_channels": file.condition_channels,
-    }
+# How far from a grid point, in grid steps, a point may be and still mean that one.
+GRID_TOLERANCE = 1e-2
+# What a model without such a setting takes.
+FIXED = {"value_channels": 1, "output_channels": 1, "condition_channels": 0}
+
+
+def _decided(file: PointFile, model: Any) -> dict[str, Any]:
+    """The settings of a model that a file decides; an error where the model cannot take it."""
+    name = type(model).__name__.removesuffix("Config")
+    found: dict[str, Any] = {"low": file.domain.low, "high": file.domain.high}
+    for setting, taken in FIXED.items():
+        count = getattr(file, setting)
+        if hasattr(model, setting):
+            found[setting] = count
+        elif count != taken:
+            words = setting.replace("_", " ")
+            raise DataError(f"{file.path}: {name} takes {taken} {words}, this file has {count}")
+    if hasattr(model, "grid"):
+        found["grid"] = _grid(file, name)
+    if hasattr(model, "observations"):
+        found["observations"] = _shared_observations(file, name)
+    return found
+
+
+def _shared_observations(file: PointFile, name: str) -> int:
+    """How many observations every sample has, if they lie at the same points."""
+    observed = file.observations(np.arange(len(file)))
+    count = int(observed.sizes[0])
+    if (observed.sizes == count).all():
+        places = observed.positions.reshape(len(file), count, -1)
+        if np.allclose(places, places[:1], atol=1e-6):
+            return count
+    raise DataError(
+        f"{file.path}: {name} needs every sample to be observed at the same points, and those of "
+        "this file differ; own/fst takes any points"
+    )
+
+
+def _grid(file: PointFile, name: str) -> tuple[int, ...]:
+    """The regular grid over the whole domain on which all points of the file lie."""
+    low, high = np.array(file.domain.low), np.array(file.domain.high)
+    first = np.asarray(file[0].queries)
+    shape = tuple(len(np.unique(first[:, axis])) for axis in range(first.shape[1]))
+    rows = np.arange(len(file))
+    points = np.concatenate((file.queries(rows).positions, file.observations(rows).positions))
+    steps = (points - low) / (high - low) * (np.array(shape) - 1)
+    whole = len(first) == np.prod(shape) and min(shape) > 1
+    if not whole or np.abs(steps - steps.round()).max() > GRID_TOLERANCE:
+        raise DataError(
+            f"{file.path}: {name} needs all points on one regular grid over the whole domain, and "
+            "those of this file are scattered; own/fst takes any points"
+        )
+    return shape
 
 
 def _differences(model: Any, file: PointFile) -> dict[str, tuple[Any, Any]]:
     """Where a model does not fit a file: by name, what the model has and what the file has."""
-    pairs = {name: (getattr(model, name), value) for name, value in _decided(file).items()}
+    pairs = {name: (getattr(model, name), value) for name, value in _decided(file, model).items()}
     return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
 
 

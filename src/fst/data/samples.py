@@ -126,6 +126,20 @@ class Samples(Rows):
     output_channels: int
     condition_channels: int
 
+    @property
+    def grid_shape(self) -> tuple[int, ...] | None:
+        """How many points of each axis are held, where they lie on a grid."""
+        return None
+
+    def on_grid(self, counts: tuple[int, ...]) -> Self:
+        """The same samples at fewer points of their grid."""
+        raise ValueError(f"a {counts} grid was asked for, but these samples lie on no grid")
+
+    def cells(self, row: int) -> Int[Tensor, "t 3"] | None:
+        """Triangles of a sample's queries, where its mesh is known."""
+        del row
+        return None
+
     @abstractmethod
     def batch(
         self,

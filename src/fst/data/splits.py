@@ -47,12 +47,19 @@ class ValidationSplit(Generic[Kind]):
 
 @dataclass(frozen=True)
 class TestSplit(Generic[Kind]):
-    """What a result is reported on, once. `groups` names each sample's group in a table."""
+    """What a result is reported on, once. `groups` names each sample's group in a table.
+
+    `numbers` are those by which the user knows the samples; the rest are names and units.
+    """
 
     __test__ = False  # the name is the paper's word, not a class of tests for pytest to collect
 
     samples: Kind
     groups: tuple[str, ...] | None = None
+    numbers: tuple[int, ...] | None = None
+    axes: tuple[tuple[str, str], ...] = ()
+    values: tuple[tuple[str, str], ...] = ()
+    targets: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if self.groups is not None and len(self.groups) != len(self.samples):

@@ -40,7 +40,7 @@ _FUNCTIONS: list[Callable[[], Recipe]] = [
     imagenet.cnn_vit,
     *ablation.recipes(),
     demo.burgers,
-    own.fst,
+    *own.RECIPES,
     own_images.fst,
     own_images.vit,
     own_images.cnn_vit,
