@@ -87,8 +87,9 @@ class FunctionSpaceConfig:
 
     coordinates: Literal["adaptive", "uniform"] = "adaptive"
     """Whether anchors move with the observations or lie evenly."""
-    length_scales: Literal["adaptive", "learned", "fixed"] = "adaptive"
-    """Of the blend: predicted for each sample, learned for all, or fixed."""
+    length_scales: Literal["adaptive", "spacing", "learned", "fixed"] = "adaptive"
+    """Of the blend: predicted for each sample, or predicted multiples of the distance between
+    neighbouring anchors, or learned for all samples, or fixed."""
     update: Literal["function-space", "anchor-attention"] = "function-space"
     """What a refinement step does; `anchor-attention` is an ablation."""
     observe: Literal["every-step", "first-step"] = "every-step"
@@ -133,7 +134,7 @@ class FunctionSpaceConfig:
             )
         if self.points_from_anchors + self.points_from_sobol < 1:
             raise ValueError("points_from_anchors and points_from_sobol cannot both be 0")
-        if self.update == "anchor-attention" and self.length_scales == "adaptive":
+        if self.update == "anchor-attention" and self.length_scales in ("adaptive", "spacing"):
             raise ValueError(
                 "update 'anchor-attention' never evaluates the field during refinement, so its "
                 "refinement length scales cannot be learned: set length_scales to 'fixed' or "
