@@ -13,6 +13,7 @@ from fst.version import __version__
 if TYPE_CHECKING:
     from fst import data, kernels
     from fst.base import Model, parameter_count
+    from fst.commands.fit import fit
     from fst.config import FunctionSpaceConfig
     from fst.cuda_graph import CUDAGraphModel
     from fst.data import PointDataset, PointSample, collate, write_points
@@ -42,6 +43,7 @@ __all__ = [
     "build",
     "collate",
     "data",
+    "fit",
     "from_pretrained",
     "kernels",
     "parameter_count",
@@ -64,6 +66,7 @@ _MODULES = {
     "PointSample": "fst.data",
     "build": "fst.recipes",
     "collate": "fst.data",
+    "fit": "fst.commands.fit",
     "parameter_count": "fst.base",
     "rbf_blend": "fst.rbf",
     "relative_l2": "fst.metrics",

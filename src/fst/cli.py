@@ -230,7 +230,7 @@ def predict(
     Args:
         run: A run folder, the name of weights that ship with fst, a folder of save_pretrained, or
             hf://owner/name for the hub.
-        out: File for the answer, .npz or .h5; for images .csv.
+        out: File for the answer: .npz, .h5, .csv, .vtu or .nc; for images .csv.
         observations: What was observed: an fst point file (.h5), .npz or .csv.
         queries: Where to ask: a file of the same kinds, or a grid such as 201x1024.
         images: For a classifier: an image, a folder of images, or a tar file of images.

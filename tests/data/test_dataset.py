@@ -119,7 +119,7 @@ def test_what_makes_no_sense_is_said(given, message):
 def test_the_printed_loop_runs_and_saves_a_model_in_the_units_of_the_data(path, monkeypatch):
     monkeypatch.chdir(path.parent)
     torch.manual_seed(0)
-    loop = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    loop = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
     small = ", ".join(f"{name}={value}" for name, value in SMALL.items())
     assert "width=64" in loop
     names: dict = {"epochs": 4}
@@ -133,3 +133,15 @@ def test_the_printed_loop_runs_and_saves_a_model_in_the_units_of_the_data(path, 
             for m in (trained, fresh)
         ]
     assert errors[0] < 0.9 * errors[1]
+
+
+def test_fit_trains_and_keeps_the_run(tmp_path):
+    model = fst.fit(
+        point_samples(), DOMAIN, minutes=0.3, out=tmp_path / "run", device="cpu", quiet=True
+    )
+    assert not model.training
+    batch = fst.collate([fst.PointDataset(tmp_path / "run-data" / "points.h5")[0]])
+    saved = fst.from_pretrained(tmp_path / "run" / "best")
+    with torch.no_grad():
+        found = model(batch.observations)(batch.queries)
+        assert torch.equal(saved(batch.observations)(batch.queries), found)

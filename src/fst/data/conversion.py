@@ -68,7 +68,7 @@ def from_xarray(
     `sample` is the dimension that counts functions; the others are the axes.
     """
     if isinstance(data, str | Path):
-        xarray = _package("xarray", "netcdf")
+        xarray = optional_package("xarray", "netcdf")
         with reading(Path(data), "a netCDF file"), xarray.open_dataset(data) as opened:
             return from_xarray(opened.load(), values, targets, sample=sample, condition=condition)
     names = [*values, *targets, *condition]
@@ -109,7 +109,7 @@ def from_table(
     sample.
     """
     if isinstance(table, str | Path):
-        pandas = _package("pandas", "tables")
+        pandas = optional_package("pandas", "tables")
         with reading(Path(table), "a CSV table"):
             table = pandas.read_csv(table)
     names = [sample, *coordinates, *values, *targets, *condition, *([observed] if observed else [])]
@@ -148,7 +148,7 @@ def from_meshes(
     which all points of all meshes agree, as z in a plane, is left out. Triangles (quadrilaterals
     are divided) are kept for pictures.
     """
-    meshio = _package("meshio", "mesh")
+    meshio = optional_package("meshio", "mesh")
     opened = []
     for mesh in meshes:
         if isinstance(mesh, str | Path):
@@ -221,7 +221,8 @@ def _functions(
     return PointFunctions(samples, Domain(tuple(low.tolist()), tuple(high.tolist())), labels)
 
 
-def _package(name: str, extra: str) -> Any:
+def optional_package(name: str, extra: str) -> Any:
+    """A package that only some users need, or how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

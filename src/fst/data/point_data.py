@@ -5,35 +5,27 @@ file names or, where it names none, splits drawn by seed. Channels, axes and dom
 `PointData.describe` gives them to whoever builds the model.
 """
 
-import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from rich.console import Console
 
 from fst.data.errors import DataError
-from fst.data.images import listed
-from fst.data.point_files import Label, PointFile, Points, check_trainable, read_points
-from fst.data.point_samples import PointSamples, Ragged
+from fst.data.image_decoding import default_threads
+from fst.data.point_files import PointFile, Points, check_trainable, read_points
+from fst.data.point_samples import PointSamples, Ragged, TargetCheck, warn_of_large_means
 from fst.data.samples import Samples
 from fst.data.source import DataSource, Recipe
-from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
+from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
+from fst.data.streamed_points import StreamedPoints
+from fst.data.streaming import Storage, is_small
 from fst.types import check_fields
 
-# ‖target‖² in float32, in which errors are measured, must leave room above for a first prediction
-# and below for a small error; and a sample so much smaller than the typical one would overflow the
-# first gradient.
-LEAST_SQUARE, LARGEST_SQUARE = 1e-30, 1e34
-LEAST_SHARE = 1e-16
-# A channel so much smaller adds a hundredth to the squared relative error if it is not learned.
-LARGEST_RATIO = 10.0
-# A mean beyond so many standard deviations hides what varies.
-LARGEST_OFFSET = 5.0
+_MOST_WORKERS = 8
+_DIGESTED_BYTES = 8 * 2**30  # of a split that is read whole to be known again
 # Fixed positions on the other axes, anchors per row, and evaluation points taken from anchors, by
 # the number of axes: about a thousand anchors on two and three, and as many as a line can use.
 LAYOUTS = {1: ((), 128, 64), 2: ((32,), 32, 256), 3: ((10, 10), 10, 256)}
@@ -54,9 +46,17 @@ class PointData(DataSource):
     """Part of the samples kept for the test."""
     split_seed: int = 0
     """Of the splits of a file that names none."""
+    storage: Storage = "auto"
+    """resident keeps all points on the device; streamed reads them from the file in background
+    processes at every use; auto is resident where a split takes at most a quarter of the GPU's
+    memory (4 GiB without a GPU)."""
+    workers: int | None = None
+    """Background processes that read streamed points; None is one a core, up to eight."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers must be at least 1, got {self.workers}")
         fractions = self.validation_fraction, self.test_fraction
         if not (fractions[0] > 0 and fractions[1] >= 0 and sum(fractions) < 1):
             raise ValueError(
@@ -96,20 +96,40 @@ class PointData(DataSource):
             raise ValueError("augment must be off: the symmetries of these points are not known")
         file = self.describe(folder)
         partition = self.partition(file)
-        training = load_points(file, partition.training, learned=True)
-        validation = load_points(file, partition.validation)
-        return TrainingSplit(training.to(device)), ValidationSplit(validation.to(device))
+        training = self._samples(file, partition.training, device, learned=True)
+        validation = self._samples(file, partition.validation, device)
+        return TrainingSplit(training), ValidationSplit(validation)
+
+    def _samples(
+        self, file: PointFile, rows: np.ndarray, device: torch.device | str, learned: bool = False
+    ) -> Samples:
+        device = torch.device(device)
+        small = self.storage == "auto" and is_small(file.bytes_of(rows), device)
+        if small or self.storage == "resident":
+            return load_points(file, rows, learned=learned).to(device)
+        workers = self.workers or min(_MOST_WORKERS, default_threads())
+        streamed = StreamedPoints(file, rows, workers=workers, device=device)
+        streamed.look_through(learned=learned)
+        return streamed
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
-        """The user's own points to the last digit: unlike others', they are never made again."""
+        """The user's own points to the last digit: unlike others', they are never made again.
+
+        Of a split too large to be read again and again, a few samples stand for all.
+        """
         file = self.describe(folder)
         partition = self.partition(file)
-        return {
-            "training_samples": len(partition.training),
-            "validation_samples": len(partition.validation),
-            "training_digest": load_points(file, partition.training).digest(),
-            "validation_digest": load_points(file, partition.validation).digest(),
-        }
+        found: dict[str, Any] = {}
+        for split in ("training", "validation"):
+            rows = getattr(partition, split)
+            if file.bytes_of(rows) > _DIGESTED_BYTES:
+                found["splits"] = [partition.digest]
+                looked = looked_at(rows)
+            else:
+                looked = rows
+            found[f"{split}_samples"] = len(rows)
+            found[f"{split}_digest"] = load_points(file, looked).digest()
+        return found
 
     def fit(self, recipe: Recipe, folder: Path) -> Recipe:
         """Channels and domain are the file's, and the layout of anchors follows its axes.
@@ -150,7 +170,7 @@ class PointData(DataSource):
         if len(rows) == 0:
             raise DataError(f"{file.path}: its test split is empty")
         return TestSplit(
-            load_points(file, rows).to(device),
+            self._samples(file, rows, device),
             numbers=tuple(rows.tolist()),
             axes=file.axes,
             values=file.values,
@@ -265,81 +285,3 @@ def load_points(file: PointFile, rows: np.ndarray, *, learned: bool = False) -> 
         Ragged.of(*map(torch.from_numpy, queried)),
         None if condition is None else torch.from_numpy(condition),
     )
-
-
-class TargetCheck:
-    """What the relative error asks of targets: not all zero, and channels of similar sizes.
-
-    It sees targets a block at a time. The relative error of a sample (paper, Equation 7) is
-    ‖prediction − target‖ / ‖target‖, over all of its targets and all channels in their own units.
-    """
-
-    def __init__(self, file: PointFile) -> None:
-        self.file = file
-        self.norms: dict[int, tuple[float, int]] = {}  # ‖target‖² and targets, by row
-        self.squares = np.zeros(file.output_channels)
-
-    def see(self, rows: Int[np.ndarray, " n"], queried: Points) -> None:
-        with np.errstate(over="ignore", under="ignore"):
-            squares = np.einsum("pc,pc->p", queried.values, queried.values)
-            norms = np.add.reduceat(squares, np.cumsum(queried.sizes) - queried.sizes)
-        found = zip(norms.tolist(), queried.sizes.tolist(), strict=True)
-        self.norms |= dict(zip(rows.tolist(), found, strict=True))
-        # In float64 and without a float64 copy.
-        self.squares += np.einsum("pc,pc->c", queried.values, queried.values, dtype=np.float64)
-
-    def finish(self, *, learned: bool = False, warn: bool = True) -> None:
-        """Raise where a relative error is undefined; warn where a channel would hardly count."""
-        points = sum(size for _, size in self.norms.values())
-        bad = [
-            r for r, (norm, _) in self.norms.items() if not LEAST_SQUARE <= norm <= LARGEST_SQUARE
-        ]
-        if learned and not bad:
-            typical = LEAST_SHARE * self.squares.sum() / points
-            bad = [row for row, (norm, size) in self.norms.items() if norm < typical * size]
-        if bad:
-            raise DataError(
-                f"{self.file.path}: the relative error is undefined for targets that are all zero, "
-                "or too small or too large to be squared in float32 or beside the others, as they "
-                f"are in sample{'s' if len(bad) > 1 else ''} {listed([*map(str, bad)])}; leave "
-                "such samples out, or measure the targets in another unit"
-            )
-        sizes = np.sqrt(self.squares / points)
-        filled = sizes[sizes > 0]  # a channel of zeros cannot be brought to another size
-        if warn and len(filled) and filled.max() > LARGEST_RATIO * filled.min():
-            pairs = zip(self.file.targets, sizes, strict=True)
-            named = listed([f"{label.name}: {size:.3g}" for label, size in pairs])
-            warnings.warn(
-                f"{self.file.path}: the target channels' root mean squares differ by a factor of "
-                f"{filled.max() / filled.min():.3g} ({named}); loss and score are one relative "
-                "error over all channels, in which the small ones count little: bring them to "
-                "similar sizes",
-                stacklevel=3,
-            )
-
-
-def offsets(targets: Float[np.ndarray, "p c"]) -> Float[np.ndarray, " c"]:
-    """|mean| / standard deviation of each channel; 0 for one that is constant."""
-    wide = targets.astype(np.float64)
-    mean, std = np.abs(wide.mean(axis=0)), wide.std(axis=0)
-    return np.where(std > 0, mean / np.where(std > 0, std, 1.0), 0.0)
-
-
-def warn_of_large_means(
-    path: Path, labels: Sequence[Label], targets: Float[np.ndarray, "p c"]
-) -> None:
-    """Warn where a constant would already have a small relative error."""
-    ratios = offsets(targets)
-    large = [n for n, ratio in enumerate(ratios) if ratio > LARGEST_OFFSET]
-    if large:
-        wide = targets.astype(np.float64)
-        named = listed(
-            [f"{labels[n].name}: {wide[:, n].mean():.4g} ± {wide[:, n].std():.2g}" for n in large]
-        )
-        warnings.warn(
-            f"{path}: the mean of the targets is far larger than their standard deviation "
-            f"({named}), so that a constant already has a relative error of about "
-            f"{1 / ratios[large].min():.2g}; --training.objective.channels standardized measures "
-            "in standard deviations instead",
-            stacklevel=3,
-        )

@@ -19,6 +19,7 @@ Enters: a file that `write_points` made. Leaves: what it holds, and of its sampl
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -132,13 +133,21 @@ class PointFile:
     def __iter__(self) -> Iterator[PointSample]:
         return (self[row] for row in range(len(self)))
 
-    def observations(self, rows: Int[np.ndarray, " n"]) -> Points:
-        """The observations of the given rows."""
-        return self._points("observations", "values", self.observation_offsets, rows)
+    def bytes_of(self, rows: Int[np.ndarray, " n"]) -> int:
+        """What the points of the given rows take in memory."""
+        observed = int(np.diff(self.observation_offsets)[rows].sum())
+        queried = int(np.diff(self.query_offsets)[rows].sum())
+        axes = self.domain.axes
+        wide = observed * (axes + len(self.values)) + queried * (axes + len(self.targets))
+        return 4 * wide
 
-    def queries(self, rows: Int[np.ndarray, " n"]) -> Points:
+    def observations(self, rows: Int[np.ndarray, " n"], opened: h5py.File | None = None) -> Points:
+        """The observations of the given rows; who reads often gives the file opened."""
+        return self._points("observations", "values", self.observation_offsets, rows, opened)
+
+    def queries(self, rows: Int[np.ndarray, " n"], opened: h5py.File | None = None) -> Points:
         """The queries and targets of the given rows."""
-        return self._points("queries", "targets", self.query_offsets, rows)
+        return self._points("queries", "targets", self.query_offsets, rows, opened)
 
     def conditions(self, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"] | None:
         if not self.condition:
@@ -149,10 +158,18 @@ class PointFile:
         _check_rows_finite(self.path, "condition", conditions, rows)
         return conditions
 
-    def _points(self, group: str, channel: str, offsets: np.ndarray, rows: np.ndarray) -> Points:
-        sizes = np.diff(offsets)[rows]
+    def _points(
+        self,
+        group: str,
+        channel: str,
+        offsets: np.ndarray,
+        rows: np.ndarray,
+        opened: h5py.File | None,
+    ) -> Points:
+        sizes = offsets[rows + 1] - offsets[rows]
         ends = np.cumsum(sizes)
-        with reading_hdf5(self.path, LAYOUT) as file:
+        source_of = reading_hdf5(self.path, LAYOUT) if opened is None else nullcontext(opened)
+        with source_of as file:
             read = []
             for name in ("positions", channel):
                 stored = file[group][name]

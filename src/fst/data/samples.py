@@ -6,6 +6,7 @@ nothing loops over samples and nothing waits for the host.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -37,6 +38,24 @@ class Batch:
     queries: Float[Tensor, "b q s"]
     targets: Float[Tensor, "b q c"]
     mask: Bool[Tensor, "b q"] | None = None
+
+    def to(self, device: torch.device | str) -> Self:
+        """On a device; without waiting where the batch is pinned."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """As PyTorch's loader asks for it."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        def some(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else change(tensor)
+
+        given = self.observations
+        observations = Observations(
+            change(given.positions), change(given.values), some(given.condition), some(given.mask)
+        )
+        return type(self)(observations, change(self.queries), change(self.targets), some(self.mask))
 
 
 @dataclass(frozen=True)

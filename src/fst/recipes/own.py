@@ -14,7 +14,7 @@ import torch
 from fst.baselines import DeepONetConfig, FNOConfig, PerceiverIOConfig, TransolverConfig
 from fst.config import FunctionSpaceConfig
 from fst.data import PointData
-from fst.data.point_data import LARGEST_OFFSET, offsets
+from fst.data.point_samples import LARGEST_OFFSET, offsets
 from fst.evaluation.protocol import EvaluationSettings
 from fst.recipes.recipe import ModelConfig, Recipe
 from fst.training.schedules import WarmupCosine
