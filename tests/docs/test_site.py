@@ -13,7 +13,10 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-GENERATED = {"command-line.md", "gallery.md", "result-folders.md"} | {
+GENERATED = {
+    "command-line.md",
+    "gallery.md",
+    "result-folders.md",
     "contributing.md",
     "changelog.md",
     "log.md",
