@@ -10,14 +10,15 @@ import argparse
 from pathlib import Path
 
 import fst
-from fst.data import BurgersSamples, TestSplit, burgers
-from fst.evaluation.fields import Fields, sample_fields
+from fst.data import BurgersData, BurgersSamples, TestSplit, burgers
+from fst.evaluation.fields import Fields
 from fst.evaluation.figures import solutions
-from fst.evaluation.protocol import EvaluationSettings, View
+from fst.evaluation.protocol import EvaluationSettings, View, sample_fields
 from fst.evaluation.rows import Origin
 from fst.operators import Operator
 
 VISCOSITY = 0.01
+SIZES = (201, 1024)
 
 
 def main(given: list[str] | None = None) -> None:
@@ -31,8 +32,9 @@ def main(given: list[str] | None = None) -> None:
     assert isinstance(model, Operator)
     initial = burgers.sample_initial(options.samples, 1024, options.seed)
     exact = burgers.solve(initial, VISCOSITY, burgers.saved_times()).float()
-    test = TestSplit(BurgersSamples.from_solutions(exact))
-    settings = EvaluationSettings(grids=(), view=View(samples=options.samples))
+    names = BurgersData.value_names, BurgersData.target_names
+    test = TestSplit(BurgersSamples.from_solutions(exact), values=names[0], targets=names[1])
+    settings = EvaluationSettings(grids=(SIZES,), view=View(samples=options.samples))
     origin = Origin(run="example", recipe="", task="burgers", model=options.weights)
     fields = sample_fields(model, test, settings, origin)
     assert isinstance(fields, Fields)

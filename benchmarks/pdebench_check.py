@@ -25,7 +25,6 @@ from torch import Tensor
 import fst
 from fst.data import burgers
 from fst.data.samples import BurgersSamples
-from fst.data.splits import TestSplit
 from fst.data.views import boundary_observation_indices, index_coordinates
 from fst.evaluation.protocol import EvaluationSettings, batch_draws, device_name, measure, measuring
 from fst.operators import Operator
@@ -94,9 +93,7 @@ def score(
     ).to(next(model.parameters()).device)
     draws = batch_draws(model, SETTINGS)
     with measuring(model):
-        found = measure(
-            lambda observations: model(observations, next(draws)), TestSplit(samples), SETTINGS
-        )
+        found = measure(lambda observations: model(observations, next(draws)), samples, SETTINGS)
     return {each.neighbors: each.errors for each in found}
 
 

@@ -155,7 +155,7 @@ def new_figure(
     rows: int, columns: int, *, width: float, row_height: float, share: bool = False
 ) -> tuple[Figure, Array]:
     """A figure of `rows` × `columns` axes, always as a two-dimensional array."""
-    figure = Figure(figsize=(width, row_height * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=(width, row_height * rows + 0.5), layout="compressed")
     axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if share else "none")
     return figure, axes
 
