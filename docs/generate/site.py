@@ -39,6 +39,7 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "LOG.md": "log.md",
+    "results/README.md": "result-folders.md",
 }
 SOURCE = re.compile(r"^\{\{ source ([\w.]+) \}\}$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
@@ -58,8 +59,6 @@ def on_files(files: Files, *, config: Any) -> Files:
 
     for name, address in ROOT_PAGES.items():
         add(address, content=(ROOT / name).read_text())
-    if files.get_file_from_path("results.md") is None:
-        add("results.md", content=(ROOT / "results" / "README.md").read_text())
     add("command-line.md", content=command_line())
     folders = {path.stem: made(path) for path in scripts()}
     for name, folder in folders.items():
@@ -142,9 +141,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: Any, files: Files) ->
     markdown = SOURCE.sub(lambda found: f"```python\n{source(found[1])}\n```", markdown)
     address = page.file.src_uri
     originals = {site: original for original, site in ROOT_PAGES.items()}
-    original = originals.get(
-        address, "results/README.md" if address == "results.md" else f"docs/{address}"
-    )
+    original = originals.get(address, f"docs/{address}")
     if (ROOT / original).is_file():
         markdown = LINK.sub(lambda found: site_link(found, original, address), markdown)
     return markdown

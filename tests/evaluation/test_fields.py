@@ -160,13 +160,11 @@ def test_models_without_anchors_have_none():
 
 
 def test_names_units_and_triangles_are_kept():
-    class Mesh(PointSamples):
-        def cells(self, row):
-            return torch.tensor([[0, 1, 2]]) + row
-
     points = Ragged.of(torch.rand(8, 2), torch.ones(8, 1), torch.tensor([4, 4]))
     test = TestSplit(
-        Mesh(Domain.unit(2), points, points),
+        PointSamples(Domain.unit(2), points, points),
+        numbers=(0, 1),
+        cells=lambda number: np.array([[0, 1, 2]]) + number,
         axes=(("x", "m"), ("y", "m")),
         values=(("T", "K"),),
         targets=(("T", "K"),),

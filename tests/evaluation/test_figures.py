@@ -185,9 +185,9 @@ def test_three_axes_are_drawn_in_slices():
 
 def test_profiles_lie_over_the_reference(fields):
     other = replace(fields, model=np.array("FNO"), prediction=fields.truth + 1)
-    figure = figures.profiles([fields, other], most=1)
+    figure = figures.profiles([("mine", fields), ("theirs", other)], most=1)
     assert [place.get_title() for place in figure.axes] == [
-        "FST (dashed) and reference", "FNO (dashed) and reference"
+        "mine (dashed) and reference", "theirs (dashed) and reference"
     ]  # fmt: skip
     cuts, along, truth, prediction = figures.sections(fields, 0)
     np.testing.assert_array_equal(truth[0], fields.truth[0, : GRID[1], 0])
@@ -250,7 +250,7 @@ def test_colours_are_centred_on_zero_for_both_signs():
 
 def test_nothing_enters_the_global_state(fields):
     before = dict(plt.rcParams)
-    figures.profiles([fields], most=1)
+    figures.profiles([("mine", fields)], most=1)
     figures.training([("a", Curves(((1, 1.0),), ((1, 1.0),)))], RELATIVE)
     assert plt.get_fignums() == []
     assert dict(plt.rcParams) == before

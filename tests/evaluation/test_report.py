@@ -181,7 +181,7 @@ def test_notes_speak_of_pictures_where_there_are_some(written):
 def test_the_first_line_says_how_good_the_model_is(written):
     _, page = written
     words = [text for text in Checked(page.read_text()).text if text.strip()]
-    assert words[2].startswith("FST has a mean relative L2 error of ")  # after two titles
+    assert words[2].startswith("first: FST has a mean relative L2 error of ")  # after two titles
     channel = ChannelError("T", "K", 0.1, 0.3, 1.0)
     rows = [
         made_row(errors=(0.1,), channels=(channel,)),
@@ -279,7 +279,7 @@ def test_pictures_need_names_of_their_own(written):
     folder, _ = written
     from fst.evaluation.figures import profiles
 
-    figure = profiles([read_run(folder / "first").fields])
+    figure = profiles([("first", read_run(folder / "first").fields)])
     picture = Picture("same", "caption", figure)
     page = Page("title", (), (Section("a", pictures=(picture, picture)),))
     with pytest.raises(ValueError, match="different names"):

@@ -81,6 +81,9 @@ def test_predictors_are_those_that_make_sense():
     several = TrainingFacts((0.1,), (2.0,))
     names = [row.model for row in trivial_rows(burgers_test(waves(3)), SETTINGS, ORIGIN, several)]
     assert list(dict.fromkeys(names)) == NAMES[:5]  # several viscosities have no one diffusion
+    unknown = TrainingFacts((0.1, 0.2), (1.0, 1.0))  # not of these targets
+    names = [row.model for row in trivial_rows(burgers_test(waves(3)), SETTINGS, ORIGIN, unknown)]
+    assert list(dict.fromkeys(names)) == NAMES[1:5]
     still = replace(SETTINGS, view=View(axis_names=("y", "x")))
     test = burgers_test(waves(3))
     names = [row.model for row in trivial_rows(test, still, ORIGIN, several)]

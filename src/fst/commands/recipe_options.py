@@ -34,8 +34,9 @@ class ShortOptions:
     """cpu or cuda; a GPU where there is one."""
     config: Path | None = None
     """A recipe as JSON, such as recipe.json of a run folder, instead of a recipe's name."""
-    start: Annotated[Path | None, arg(name="from")] = None
-    """Start from the weights of a run, or of a folder of save_pretrained, with a new schedule.
+    start: Annotated[str | None, arg(name="from")] = None
+    """Start from the weights of a run, of a folder of save_pretrained, of a name that ships with
+    fst or of hf://owner/name, with a new schedule.
     Without a recipe's name, the recipe and data of that run are taken."""
     size: own.Size | None = None
     """For own/...: the paper's size or a small one, whatever the device."""
@@ -73,7 +74,7 @@ def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console
     if short.start is not None:
         asked = replace(asked, model=train_command.saved_config(short.start, asked))
         if name is None and short.config is None and data is None:
-            data = train_command.recorded_data(short.start)
+            data = train_command.recorded_data(Path(short.start))
     recipe = asked
     given = short.start is not None or short.config is not None  # then nothing is left to choose
     if data is not None and recipe.task == own.TASK and not given:
@@ -118,7 +119,7 @@ def _named(name: str | None, short: ShortOptions) -> Recipe:
         raise TrainingError("name a recipe or give --config, not both")
     if name is not None:
         return find(name)
-    path = short.config or (short.start / "recipe.json" if short.start else None)
+    path = short.config or (Path(short.start) / "recipe.json" if short.start else None)
     if path is None:
         raise ValueError("name a recipe (fst train RECIPE --out DIR) or --resume DIR")
     found = read_json(path)

@@ -43,7 +43,7 @@ def train(
     data: Path | None = None,
     device: str | None = None,
     minutes: float | None = None,
-    weights: Path | None = None,
+    weights: str | Path | None = None,
     reasons: Mapping[str, str] | None = None,
     console: Console | None = None,
 ) -> Summary:
@@ -115,6 +115,7 @@ def _block(
     epochs = plan.steps * settings.batch_size / samples
     lines = {
         "model": f"{parameter_count(model):,} parameters",
+        "loss": settings.objective.names[0].replace("_", " "),
         "batch": f"{settings.batch_size} samples, {drawn} of each",
         "steps": f"{plan.steps:,}, which is {epochs:,.0f} epochs",
         "regularisation": f"weight decay {settings.weight_decay:g}, {average}, best on validation",
@@ -135,7 +136,7 @@ def start(
     validation: ValidationSplit[Rows],
     console: Console | None = None,
     *,
-    weights: Path | None = None,
+    weights: str | Path | None = None,
 ) -> Summary:
     """Train from the beginning with `data`, which are loaded: a start that fails earlier leaves no
     folder behind."""
@@ -145,7 +146,8 @@ def start(
     samples = training.samples
     described = {"data": str(data.resolve())} | samples.describe()
     described |= recipe.data.fingerprint(data) | samples.left_out()
-    described |= {} if weights is None else {"from": str(weights.resolve())}
+    if weights is not None:
+        described["from"] = str(Path(weights).resolve() if Path(weights).exists() else weights)
     with held(out):
         folder = RunFolder.create(out, recipe.to_json(), described)
         summary = run_training(
@@ -213,7 +215,8 @@ def tell_error(
     console: Console | None,
 ) -> None:
     """The last line: how good the validation error is beside trivial predictors."""
-    error = summary.validation_error
+    # By the measure of the test, whatever selected the weights.
+    error = summary.validation_errors.get("relative_l2", summary.validation_error)
     if console is None or error is None or not PartialState().is_main_process:
         return
     words = recipe.evaluation.beside_validation(
@@ -327,13 +330,13 @@ def prepare_model(recipe: Recipe, training: Rows) -> Model:
     return model
 
 
-def saved_model(source: Path) -> Path:
+def saved_model(source: str | Path) -> Path:
     """The folder of weights that a run, or a folder of save_pretrained, holds."""
-    best = source / "best"
+    best = Path(source) / "best"
     return best if best.is_dir() else find(source)
 
 
-def saved_config(source: Path, recipe: Recipe) -> Any:
+def saved_config(source: str | Path, recipe: Recipe) -> Any:
     """The configuration that weights were saved with, of the recipe's kind of model."""
     config = Model.from_pretrained(saved_model(source)).config
     if type(config) is not type(recipe.model):
@@ -344,7 +347,7 @@ def saved_config(source: Path, recipe: Recipe) -> Any:
     return config
 
 
-def load_weights(model: Model, source: Path) -> None:
+def load_weights(model: Model, source: str | Path) -> None:
     """Give a model the weights of another, and the statistics that they were trained with."""
     _, _, weights = read(saved_model(source))
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from fst.data.errors import DataError
 from fst.data.image_decoding import default_threads
-from fst.data.point_files import PointFile, check_trainable, read_points
-from fst.data.point_samples import PointSamples, Ragged, TargetCheck
+from fst.data.point_files import PointFile, Points, check_trainable, read_points
+from fst.data.point_samples import PointSamples, Ragged, TargetCheck, warn_of_large_means
 from fst.data.samples import Samples
 from fst.data.source import DataSource, Recipe
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
@@ -71,11 +71,10 @@ class PointData(DataSource):
         """Domain, channels, names and units of the file."""
         return read_points(self.locate(folder))
 
-    def training_size(self, folder: Path) -> tuple[int, int]:
-        """How many samples the training split has, and how many targets its largest sample."""
+    def training_targets(self, folder: Path) -> Points:
+        """The targets of the training split, with their positions."""
         file = self.describe(folder)
-        rows = self.partition(file).training
-        return len(rows), int(file.queries(rows).sizes.max())
+        return file.queries(self.partition(file).training)
 
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
@@ -176,6 +175,7 @@ class PointData(DataSource):
             axes=file.axes,
             values=file.values,
             targets=file.targets,
+            cells=file.cells,
         )
 
     def partition(self, file: PointFile) -> Partition:
@@ -277,6 +277,8 @@ def load_points(file: PointFile, rows: np.ndarray, *, learned: bool = False) -> 
     check = TargetCheck(file)
     check.see(rows, queried)
     check.finish(learned=learned, warn=learned)
+    if learned:
+        warn_of_large_means(file.path, file.targets, queried.values)
     return PointSamples(
         file.domain,
         Ragged.of(*map(torch.from_numpy, observed)),

@@ -7,7 +7,9 @@ domain, and is False in the masks. A split whose rows are all of one length need
 
 import hashlib
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from fst.data.errors import DataError
 from fst.data.images import listed
-from fst.data.point_files import PointFile, Points
+from fst.data.point_files import Label, PointFile, Points
 from fst.data.samples import Batch, Samples, Statistics, moments, random_subsets
 from fst.types import Domain, Observations
 
@@ -28,6 +30,8 @@ LEAST_SQUARE, LARGEST_SQUARE = 1e-30, 1e34
 LEAST_SHARE = 1e-16
 # A channel so much smaller adds a hundredth to the squared relative error if it is not learned.
 LARGEST_RATIO = 10.0
+# A mean beyond so many standard deviations hides what varies.
+LARGEST_OFFSET = 5.0
 
 
 @dataclass(frozen=True)
@@ -217,3 +221,30 @@ class TargetCheck:
                 "similar sizes",
                 stacklevel=3,
             )
+
+
+def offsets(targets: Float[np.ndarray, "p c"]) -> Float[np.ndarray, " c"]:
+    """|mean| / standard deviation of each channel; 0 for one that is constant."""
+    wide = targets.astype(np.float64)
+    mean, std = np.abs(wide.mean(axis=0)), wide.std(axis=0)
+    return np.where(std > 0, mean / np.where(std > 0, std, 1.0), 0.0)
+
+
+def warn_of_large_means(
+    path: Path, labels: Sequence[Label], targets: Float[np.ndarray, "p c"]
+) -> None:
+    """Warn where a constant would already have a small relative error."""
+    ratios = offsets(targets)
+    large = [n for n, ratio in enumerate(ratios) if ratio > LARGEST_OFFSET]
+    if large:
+        wide = targets.astype(np.float64)
+        named = listed(
+            [f"{labels[n].name}: {wide[:, n].mean():.4g} ± {wide[:, n].std():.2g}" for n in large]
+        )
+        warnings.warn(
+            f"{path}: the mean of the targets is far larger than their standard deviation "
+            f"({named}), so that a constant already has a relative error of about "
+            f"{1 / ratios[large].min():.2g}; --training.objective.channels standardized measures "
+            "in standard deviations instead",
+            stacklevel=3,
+        )

@@ -135,11 +135,6 @@ class Samples(Rows):
         """The same samples at fewer points of their grid."""
         raise ValueError(f"a {counts} grid was asked for, but these samples lie on no grid")
 
-    def cells(self, row: int) -> Int[Tensor, "t 3"] | None:
-        """Triangles of a sample's queries, where its mesh is known."""
-        del row
-        return None
-
     @abstractmethod
     def batch(
         self,

@@ -270,9 +270,9 @@ def full_grid(points: Float[Array, "p s"]) -> tuple[list[Array], Int[Array, " p"
     shape = [len(axis) for axis, _ in parts]
     if len(shape) < 2 or min(shape) < 2 or np.prod(shape) != len(points):
         return None
-    place = np.ravel_multi_index([index for _, index in parts], shape)
-    order = np.argsort(place, kind="stable")
-    if not np.array_equal(place[order], np.arange(len(points))):
+    flat = np.ravel_multi_index([index for _, index in parts], shape)
+    order = np.argsort(flat, kind="stable")
+    if not np.array_equal(flat[order], np.arange(len(points))):
         return None
     return [axis for axis, _ in parts], order
 

@@ -105,26 +105,26 @@ class Plane:
         half = SLICE * (self.fields.high[self.normal] - self.fields.low[self.normal])
         return np.flatnonzero(np.abs(along - self.middle) <= half)
 
-    def frame(self, place: Axes) -> None:
-        place.set_xlim(self.low[0], self.high[0])
-        place.set_ylim(self.low[1], self.high[1])
-        place.xaxis.set_major_locator(MaxNLocator(4))
-        place.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-        place.set_aspect("equal" if self.equal else "auto")
+    def frame(self, panel: Axes) -> None:
+        panel.set_xlim(self.low[0], self.high[0])
+        panel.set_ylim(self.low[1], self.high[1])
+        panel.xaxis.set_major_locator(MaxNLocator(4))
+        panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+        panel.set_aspect("equal" if self.equal else "auto")
         for side in ("top", "right"):
-            place.spines[side].set_visible(True)
+            panel.spines[side].set_visible(True)
 
     def name(self, axes: Array) -> None:
         """Names of the axes at the left and at the bottom only."""
         across, up = (str(self.fields.axis_labels[axis]) for axis in self.shown)
-        for place in axes[:, 0]:
-            place.set_ylabel(up)
-        for place in axes[-1]:
-            place.set_xlabel(across)
-        for place in axes[:, 1:].flat:
-            place.tick_params(labelleft=False)
-        for place in axes[:-1].flat:
-            place.tick_params(labelbottom=False)
+        for panel in axes[:, 0]:
+            panel.set_ylabel(up)
+        for panel in axes[-1]:
+            panel.set_xlabel(across)
+        for panel in axes[:, 1:].flat:
+            panel.tick_params(labelleft=False)
+        for panel in axes[:-1].flat:
+            panel.tick_params(labelbottom=False)
 
 
 def value_scale(values: Float[Array, "..."], *, other: bool = False) -> tuple[str, Normalize]:
@@ -161,7 +161,7 @@ def new_figure(
 
 
 def draw_points(
-    place: Axes,
+    panel: Axes,
     plane: Plane,
     points: Float[Array, "p s"],
     values: Float[Array, " p"],
@@ -176,25 +176,25 @@ def draw_points(
     drawn: ScalarMappable
     if cells is not None and len(cells) and plane.normal is None:
         mesh = Triangulation(flat[:, 0], flat[:, 1], cells)
-        drawn = place.tripcolor(mesh, chosen, cmap=colors, norm=scale, shading="gouraud")
+        drawn = panel.tripcolor(mesh, chosen, cmap=colors, norm=scale, shading="gouraud")
     elif grid is not None:
         (across, up), order = grid
         table = chosen[order].reshape(len(across), len(up)).T
-        drawn = place.pcolormesh(across, up, table, cmap=colors, norm=scale, shading="nearest")
+        drawn = panel.pcolormesh(across, up, table, cmap=colors, norm=scale, shading="nearest")
     else:
-        size = float(np.clip(AREA / max(len(flat), 1), SMALLEST, LARGEST))
+        size = float(np.clip(AREA * plane.aspect / max(len(flat), 1), SMALLEST, LARGEST))
         # A rim shows pale points on white, where there are few enough to look at one by one.
         rim = 0.3 if size > RIMMED else 0.0
         looks: dict[str, Any] = {"marker": "s", "lw": rim, "edgecolors": "0.4"}
-        drawn = place.scatter(
+        drawn = panel.scatter(
             flat[:, 0], flat[:, 1], c=chosen, s=size, cmap=colors, norm=scale, **looks
         )
-    plane.frame(place)
+    plane.frame(panel)
     return drawn
 
 
 def draw_ellipses(
-    place: Axes,
+    panel: Axes,
     centers: Float[Array, "m 2"],
     lengths: Float[Array, "m 2"],
     sizes: Float[Array, " m"],
@@ -212,18 +212,18 @@ def draw_ellipses(
             np.zeros(len(order)),
             units="xy",
             offsets=centers[order],
-            offset_transform=place.transData,
+            offset_transform=panel.transData,
             facecolors=colors[order],
             edgecolors="none",
             alpha=0.3,
         )
-        place.add_collection(collection)
+        panel.add_collection(collection)
 
 
-def draw_anchors(place: Axes, centers: Float[Array, "m 2"], size: float = 4.0) -> None:
+def draw_anchors(panel: Axes, centers: Float[Array, "m 2"], size: float = 4.0) -> None:
     # A white rim keeps the dots apart from dark parts of the picture.
     rim: dict[str, Any] = {"edgecolors": "white", "lw": 0.3, "zorder": 3, "clip_on": False}
-    place.scatter(centers[:, 0], centers[:, 1], s=size, c="black", **rim)
+    panel.scatter(centers[:, 0], centers[:, 1], s=size, c="black", **rim)
 
 
 @matplotlib.rc_context(STYLE)
@@ -301,19 +301,19 @@ def curves(fields: Fields, samples: Sequence[int] | None = None, channel: int = 
             given = values[:, fields.value_labels.tolist().index(label)]
             dots: dict[str, Any] = {"color": "black", "markersize": 3, "label": "observations"}
             line[0].plot(positions[:, 0], given, ".", **dots)
-        for place in fields.anchors[sample, :, 0]:
-            line[0].axvline(place, ymax=0.03, color="0.5", linewidth=0.6)
+        for anchor in fields.anchors[sample, :, 0]:
+            line[0].axvline(anchor, ymax=0.03, color="0.5", linewidth=0.6)
         line[1].plot(points, np.abs(prediction - truth), color="black", linewidth=1.0)
         line[1].set_ylim(bottom=0)
-        for place in line:
-            place.set_xlim(fields.low[0], fields.high[0])
+        for panel in line:
+            panel.set_xlim(fields.low[0], fields.high[0])
         line[0].set_ylabel(label)
         line[1].set_ylabel(f"|error|, {label}")
         line[0].set_title(fields.title(sample))
         line[1].set_title(f"absolute error (relative L2: {fields.errors[sample]:.4f})")
     axes[0, 0].legend()
-    for place in axes[-1]:
-        place.set_xlabel(across)
+    for panel in axes[-1]:
+        panel.set_xlabel(across)
     return figure
 
 
@@ -334,36 +334,37 @@ def sections(fields: Fields, sample: int) -> tuple[Array, Array, Array, Array] |
 
 
 @matplotlib.rc_context(STYLE)
-def profiles(models: Sequence[Fields], most: int = 4) -> Figure:
+def profiles(runs: Sequence[tuple[str, Fields]], most: int = 4) -> Figure:
     """Cuts through the prediction of each model (dashed) over the reference; colour says where.
 
     Of at most so many samples that all models were asked for. Each row shares its limits.
     """
+    models = [fields for _, fields in runs]
     fields, rows = models[0], common_rows(models)[:most]
-    width = min(WIDTH, 1.5 + 3.6 * len(models))
-    figure, axes = new_figure(len(rows), len(models), width=width, row_height=2.0, share=True)
+    width = min(WIDTH, 3.5 + 3.6 * len(models))
+    figure, axes = new_figure(len(rows), len(models), width=width, row_height=1.7, share=True)
     labels: list[str] = []
     name = str(fields.axis_labels[0]).partition("(")[0].split()[-1]
     for line, row in zip(axes, rows, strict=True):
-        for place, model in zip(line, models, strict=True):
+        for panel, model in zip(line, models, strict=True):
             found = sections(model, model.rows.tolist().index(row))
             assert found is not None
             cuts, along, truth, prediction = found
             colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, len(cuts)))
             for right, answer, color in zip(truth, prediction, colors, strict=True):
-                place.plot(along, right, color=color, linewidth=1.1)
-                place.plot(along, answer, color=color, linewidth=1.3, linestyle=(0, (3, 2)))
-            place.set_xlim(along[0], along[-1])
+                panel.plot(along, right, color=color, linewidth=1.1)
+                panel.plot(along, answer, color=color, linewidth=1.3, linestyle=(0, (3, 2)))
+            panel.set_xlim(along[0], along[-1])
             labels = [f"{name} = {cut:.3g}" for cut in cuts]
         title = fields.title(fields.rows.tolist().index(row))
         line[0].set_ylabel(f"{title}\n{fields.target_labels[0]}")
-    for place, model in zip(axes[0], models, strict=True):
-        place.set_title(f"{model.model} (dashed) and reference")
-    for place in axes[-1]:
-        place.set_xlabel(str(fields.axis_labels[1]))
+    for panel, (run, _) in zip(axes[0], runs, strict=True):
+        panel.set_title(f"{run} (dashed) and reference")
+    for panel in axes[-1]:
+        panel.set_xlabel(str(fields.axis_labels[1]))
     handles = axes[0, 0].lines[::2]
     figure.legend(
-        handles=handles, labels=labels, loc="outside lower center", ncols=min(len(labels), 6)
+        handles=handles, labels=labels, loc="outside lower center", ncols=3 if width < WIDTH else 6
     )
     return figure
 
@@ -448,15 +449,15 @@ def over_domain(fields: Fields) -> Figure | None:
         return None
     channels = range(min(len(fields.target_labels), MOST_CHANNELS))
     planes = [Plane(fields, n) for n in (range(3) if fields.axes == 3 else (None,))]
-    columns = max(2, len(channels) * len(planes)) if fields.axes > 1 else len(channels)
-    columns = min(columns, 4)
+    columns = min(len(channels) * len(planes), 4)
+    width = WIDTH if columns > 1 else 5.4
     lines = -(-len(channels) * len(planes) // columns)
-    height = planes[0].aspect * (WIDTH - 2) / columns + 0.5 if fields.axes > 1 else 2.4
-    figure, axes = new_figure(lines, columns, width=WIDTH, row_height=height)
+    height = min(planes[0].aspect * 0.75 * width / columns + 0.5, 3.6) if fields.axes > 1 else 2.4
+    figure, axes = new_figure(lines, columns, width=width, row_height=height)
     _blank(axes)
     pairs = [(channel, plane) for channel in channels for plane in planes]
-    for place, (channel, plane) in zip(axes.flat, pairs, strict=False):
-        place.set_axis_on()
+    for panel, (channel, plane) in zip(axes.flat, pairs, strict=False):
+        panel.set_axis_on()
         label = str(fields.target_labels[channel])
         error, _, count = binned(fields, plane.shown, channel)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -466,19 +467,19 @@ def over_domain(fields: Fields) -> Figure | None:
             for axis in sorted(plane.shown)
         ]
         if fields.axes == 1:
-            place.stairs(rms, edges[0], color="black")
-            place.set_ylabel(f"RMS error, {label}")
-            place.set_xlabel(str(fields.axis_labels[0]))
+            panel.stairs(rms, edges[0], color="black")
+            panel.set_ylabel(f"RMS error, {label}")
+            panel.set_xlabel(str(fields.axis_labels[0]))
             continue
         if plane.shown == sorted(plane.shown):
             rms = rms.T
         else:
             edges = edges[::-1]
         table = np.ma.masked_invalid(rms)
-        drawn = place.pcolormesh(*edges, table, cmap=ERROR, norm=Normalize(0, table.max()))
-        plane.frame(place)
-        plane.name(np.array([[place]]))
-        figure.colorbar(drawn, ax=place, pad=0.03, aspect=18, label=f"RMS error, {label}")
+        drawn = panel.pcolormesh(*edges, table, cmap=ERROR, norm=Normalize(0, table.max()))
+        plane.frame(panel)
+        plane.name(np.array([[panel]]))
+        figure.colorbar(drawn, ax=panel, pad=0.03, aspect=18, label=f"RMS error, {label}")
     return figure
 
 
@@ -508,20 +509,20 @@ def along_axes(models: Sequence[tuple[str, Fields]]) -> Figure | None:
     for index, (name, fields) in enumerate(waves):
         power = fields.spectra[len(fields.spectra) // 2, 1:]
         order = np.arange(1, len(power) + 1)
-        place = axes[0, -1]
+        panel = axes[0, -1]
         if index == 0:
-            place.loglog(order, power[:, 0], color="black", linewidth=1.4, label="reference")
+            panel.loglog(order, power[:, 0], color="black", linewidth=1.4, label="reference")
         color = PALETTE[index % len(PALETTE)]
-        place.loglog(order, power[:, 1], "--", color=color, linewidth=1.3, label=name)
-        place.loglog(order, power[:, 2], ":", color=color, linewidth=1.1, label=f"{name}, error")
+        panel.loglog(order, power[:, 1], "--", color=color, linewidth=1.3, label=name)
+        panel.loglog(order, power[:, 2], ":", color=color, linewidth=1.1, label=f"{name}, error")
         short = str(fields.axis_labels[0]).split()[-1]
         cut = fields.cuts[len(fields.cuts) // 2]
-        place.set_title(f"mean power spectrum at {short} = {cut:.3g}")
-        place.set_xlabel(f"wavenumber along {fields.axis_labels[1]}")
-        place.set_ylabel(f"power of {fields.target_labels[0]}")
+        panel.set_title(f"mean power spectrum at {short} = {cut:.3g}")
+        panel.set_xlabel(f"wavenumber along {fields.axis_labels[1]}")
+        panel.set_ylabel(f"power of {fields.target_labels[0]}")
         low = max(power[:, 0].max() * 1e-12, power[power > 0].min(initial=1e-30))
-        place.set_ylim(bottom=low)
-        place.legend()
+        panel.set_ylim(bottom=low)
+        panel.legend()
     return figure
 
 
@@ -532,26 +533,26 @@ def histogram(rows: Sequence[Row]) -> Figure | None:
     if not found:
         return None
     figure, axes = new_figure(1, 1, width=6.4, row_height=2.7)
-    place = axes[0, 0]
+    panel = axes[0, 0]
     every = np.concatenate([np.asarray(row.errors) for row in found])
     low, high = max(every.min(), 1e-8), max(every.max(), 2e-8)
     edges = np.geomspace(0.98 * low, 1.02 * high, int(np.clip(np.sqrt(len(every)) * 2, 8, 40)))
     for index, row in enumerate(found):
         color = PALETTE[index % len(PALETTE)]
-        place.hist(row.errors, edges, color=color, alpha=0.6, label=f"{row.model} ({row.run})")
-        place.axvline(row.error, color=color, linewidth=1.2)
+        panel.hist(row.errors, edges, color=color, alpha=0.6, label=f"{row.model} ({row.run})")
+        panel.axvline(row.error, color=color, linewidth=1.2)
     trivial = {row.model: row.error for row in last_grid(rows) if row.trivial}
     for number, (name, error) in enumerate(sorted(trivial.items(), key=lambda item: item[1])[:2]):
         style = ("--", ":")[number]
-        place.axvline(error, color="0.3", linestyle=style, linewidth=1.2, label=name)
-    place.set_xscale("log")
-    place.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    place.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    place.xaxis.set_minor_formatter(NullFormatter())
-    place.set_xlabel("relative L2 error of a test sample")
-    place.set_ylabel("test samples")
-    place.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    place.legend()
+        panel.axvline(error, color="0.3", linestyle=style, linewidth=1.2, label=name)
+    panel.set_xscale("log")
+    panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.xaxis.set_minor_formatter(NullFormatter())
+    panel.set_xlabel("relative L2 error of a test sample")
+    panel.set_ylabel("test samples")
+    panel.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    panel.legend()
     return figure
 
 
@@ -584,9 +585,9 @@ def viscosity(rows: Iterable[Row]) -> Figure | None:
         axes[0, 1].axhline(0, color="black", linewidth=0.8)
         axes[0, 1].set_ylabel("error of FST over FNO's (%)")
         axes[0, 1].set_title("100 (FST − FNO) / FNO; below zero FST is better")
-    for place in axes[0]:
-        place.set_xticks(range(len(names)), names, rotation=45)
-        place.set_xlabel("viscosity ν")
+    for panel in axes[0]:
+        panel.set_xticks(range(len(names)), names, rotation=45)
+        panel.set_xlabel("viscosity ν")
     return figure
 
 
@@ -597,26 +598,26 @@ def local_decoding(rows: Iterable[Row]) -> Figure | None:
     if not swept:
         return None
     figure, axes = new_figure(1, 1, width=5.2, row_height=3.0)
-    place = axes[0, 0]
+    panel = axes[0, 0]
     counts: set[int] = set()
     for index, those in enumerate(swept):
         near = [(row.neighbors, row.error) for row in those if row.neighbors is not None]
         whole = [row for row in those if row.neighbors is None][-1]
         counts |= {count for count, _ in near}
         across, errors = zip(*near, strict=True)
-        _line(place, across, errors, index, f"{whole.model}, nearest k")
+        _line(panel, across, errors, index, f"{whole.model}, nearest k")
         color = PALETTE[index % len(PALETTE)]
         label = f"{whole.model}, all anchors"
-        place.axhline(whole.error, color=color, linestyle="--", linewidth=1.0, label=label)
-    place.set_xscale("log", base=2)
-    place.set_yscale("log")
-    place.xaxis.set_major_locator(FixedLocator(sorted(counts)))
-    place.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    place.xaxis.set_minor_locator(NullLocator())
-    _plain_numbers(place)
-    place.set_xlabel("anchors used per query, k")
-    place.set_ylabel("mean relative L2 error")
-    place.legend()
+        panel.axhline(whole.error, color=color, linestyle="--", linewidth=1.0, label=label)
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.xaxis.set_major_locator(FixedLocator(sorted(counts)))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.xaxis.set_minor_locator(NullLocator())
+    _plain_numbers(panel)
+    panel.set_xlabel("anchors used per query, k")
+    panel.set_ylabel("mean relative L2 error")
+    panel.legend()
     return figure
 
 
@@ -632,19 +633,19 @@ def by_grid(rows: Iterable[Row]) -> Figure | None:
     if not models:
         return None
     figure, axes = new_figure(1, 1, width=5.2, row_height=2.7)
-    place = axes[0, 0]
+    panel = axes[0, 0]
     for index, those in enumerate(models):
         points = [math.prod(row.grid or ()) for row in those]
-        _line(place, points, [row.error for row in those], index, those[0].model)
+        _line(panel, points, [row.error for row in those], index, those[0].model)
     grids = {math.prod(row.grid or ()): row.column for those in models for row in those}
-    place.set_xscale("log")
-    place.set_yscale("log")
-    place.set_xticks(list(grids), list(grids.values()), rotation=20)
-    place.xaxis.set_minor_locator(NullLocator())
-    _plain_numbers(place)
-    place.set_xlabel("test grid")
-    place.set_ylabel("mean relative L2 error")
-    place.legend()
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_xticks(list(grids), list(grids.values()), rotation=20)
+    panel.xaxis.set_minor_locator(NullLocator())
+    _plain_numbers(panel)
+    panel.set_xlabel("test grid")
+    panel.set_ylabel("mean relative L2 error")
+    panel.legend()
     return figure
 
 
@@ -663,13 +664,13 @@ def training(runs: Sequence[tuple[str, Curves]], measure: Metric) -> Figure | No
             steps, errors = zip(*curves.validation, strict=True)
             _line(axes[0, 1], steps, errors, index, name)
     titles = (f"training loss ({measure.loss})", f"validation error ({measure.validation})")
-    for place, title in zip(axes[0], titles, strict=True):
-        place.set_title(title)
-        place.set_xlabel("step")
-        if place.lines:
-            place.set_yscale("log")
-            _plain_numbers(place)
-        place.xaxis.set_major_formatter(FuncFormatter(_thousands))
+    for panel, title in zip(axes[0], titles, strict=True):
+        panel.set_title(title)
+        panel.set_xlabel("step")
+        if panel.lines:
+            panel.set_yscale("log")
+            _plain_numbers(panel)
+        panel.xaxis.set_major_formatter(FuncFormatter(_thousands))
     if len(runs) > 1:
         axes[0, 1].legend()
     return figure
@@ -683,18 +684,18 @@ def error_over_seconds(
     if not models:
         return None
     figure, axes = new_figure(1, 1, width=7.0, row_height=3.6)
-    place = axes[0, 0]
+    panel = axes[0, 0]
     for index, (name, curves) in enumerate(models.items()):
         for number, curve in enumerate(curves):
             seconds, errors = zip(*curve, strict=True)
-            _line(place, seconds, errors, index, "_" if number else name)
-    place.set_yscale("log")
-    _plain_numbers(place)
-    place.set_xlim(left=0)
-    place.set_xlabel("seconds of updates, compilation apart")
-    place.set_ylabel("validation error (relative L2)")
-    place.set_title(title)
-    place.legend()
+            _line(panel, seconds, errors, index, "_" if number else name)
+    panel.set_yscale("log")
+    _plain_numbers(panel)
+    panel.set_xlim(left=0)
+    panel.set_xlabel("seconds of updates, compilation apart")
+    panel.set_ylabel("validation error (relative L2)")
+    panel.set_title(title)
+    panel.legend()
     return figure
 
 
@@ -709,9 +710,9 @@ def _pair(rows: list[Row]) -> tuple[Row, Row] | None:
 
 
 def _line(
-    place: Axes, across: Sequence[float], values: Sequence[float], index: int, label: str
+    panel: Axes, across: Sequence[float], values: Sequence[float], index: int, label: str
 ) -> None:
-    place.plot(
+    panel.plot(
         across,
         values,
         color=PALETTE[index % len(PALETTE)],
@@ -723,13 +724,13 @@ def _line(
     )
 
 
-def _plain_numbers(place: Axes) -> None:
+def _plain_numbers(panel: Axes) -> None:
     """Decimal numbers on a logarithmic axis, also where it spans less than a decade."""
-    low, high = place.get_ylim()
+    low, high = panel.get_ylim()
     marks = (1.0, 2.0, 5.0) if high > 8 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-    place.yaxis.set_major_locator(LogLocator(subs=marks))
-    place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    place.yaxis.set_minor_formatter(NullFormatter())
+    panel.yaxis.set_major_locator(LogLocator(subs=marks))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _averaged(curve: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
@@ -749,8 +750,8 @@ def guesses(fields: ImageFields) -> Figure:
     """The images with their class, and the model's guess with its probability."""
     figure, axes = new_figure(-(-len(fields) // COLUMNS), COLUMNS, width=9.2, row_height=2.7)
     _blank(axes)
-    for sample, place in zip(range(len(fields)), axes.flat, strict=False):
-        draw_picture(place, fields, sample)
+    for sample, panel in zip(range(len(fields)), axes.flat, strict=False):
+        draw_picture(panel, fields, sample)
     return figure
 
 
@@ -776,13 +777,13 @@ def image_anchors(fields: ImageFields) -> Figure:
     return figure
 
 
-def draw_picture(place: Axes, fields: ImageFields, sample: int) -> None:
+def draw_picture(panel: Axes, fields: ImageFields, sample: int) -> None:
     """An image; its title is the class, what it was taken for, and how sure the model was."""
-    place.imshow(fields.pictures[sample], extent=(0, 1, 1, 0), interpolation="bilinear")
-    _frame_image(place, fields)
+    panel.imshow(fields.pictures[sample], extent=(0, 1, 1, 0), interpolation="bilinear")
+    _frame_image(panel, fields)
     guess, label = (str(names[sample]) for names in (fields.guesses, fields.labels))
     other = "" if guess == label else f"\ntaken for {_shortened(guess)}"
-    place.set_title(f"{_shortened(label)}{other} ({fields.probabilities[sample]:.2f})")
+    panel.set_title(f"{_shortened(label)}{other} ({fields.probabilities[sample]:.2f})")
 
 
 def _shortened(text: str) -> str:
@@ -791,20 +792,20 @@ def _shortened(text: str) -> str:
 
 def _blank(axes: Array) -> None:
     """No frames where there is nothing to show."""
-    for place in axes.flat:
-        place.set_axis_off()
+    for panel in axes.flat:
+        panel.set_axis_off()
 
 
-def _frame_image(place: Axes, fields: ImageFields) -> None:
+def _frame_image(panel: Axes, fields: ImageFields) -> None:
     height, width = fields.pictures.shape[1:3]
-    place.set_axis_on()
-    place.set_xlim(0, 1)
-    place.set_ylim(1, 0)
-    place.set_aspect(height / width)
-    place.set_xticks([])
-    place.set_yticks([])
+    panel.set_axis_on()
+    panel.set_xlim(0, 1)
+    panel.set_ylim(1, 0)
+    panel.set_aspect(height / width)
+    panel.set_xticks([])
+    panel.set_yticks([])
     for side in ("top", "right"):
-        place.spines[side].set_visible(True)
+        panel.spines[side].set_visible(True)
 
 
 @singledispatch
@@ -885,7 +886,7 @@ def _(first: Fields, runs: Sequence[tuple[str, Any]]) -> list[Picture]:
         names = ", ".join(name for name, _ in those)
         second, first_axis = models[0].axis_labels[1], models[0].axis_labels[0]
         caption = f"{names}: profiles along {second} at fixed {first_axis}."
-        figure = profiles(models)
+        figure = profiles(those)
         found.append(Picture(f"{file}-profiles-{index + 1}", caption, figure))
     if (along := along_axes(runs)) is not None:
         caption = "Error over time and mean power spectra, over the whole test set."

@@ -68,7 +68,7 @@ from fst.types import Domain, Observations, check_fields
 Represent = Callable[[Observations], Output]
 Scores = tuple[Sequence[Row], SavedFields | None]
 # Parts of each axis, by the number of axes, that errors off any grid are summed in.
-BINS = {1: 64, 2: 32, 3: 12}
+BINS = {1: 48, 2: 20, 3: 8}
 # The even grid on which a field is drawn where its queries lie on none.
 DENSE = {1: (400,), 2: (96, 96), 3: (48, 48)}
 
@@ -213,7 +213,8 @@ class EvaluationSettings(TestProtocol):
         mean = training.statistics().output_mean.reshape(-1).expand(training.output_channels)
         facts = TrainingFacts(tuple(mean.tolist()), diffusion=source.diffusion)
         split = TestSplit(validation, values=source.value_names, targets=source.target_names)
-        initial, whole = bool(self.grids) and self.starts_with_time, replace(self, grids=())
+        initial = bool(self.grids) and self.starts_with_time
+        whole = replace(self, grids=(), neighbors=(), paper_errors=(), paper_groups=())
         beside = {}
         for name, predictor in predictors(split, facts, initial=initial).items():
             with full_precision(), torch.inference_mode():
@@ -517,9 +518,7 @@ def sample_fields(
         looks = {
             row: look
             for rows, batch, output in chosen_outputs(model, samples, settings, wanted)
-            for row, look in zip(
-                rows.tolist(), _looks(batch, output, samples, rows, scale), strict=True
-            )
+            for row, look in zip(rows.tolist(), _looks(batch, output, samples, scale), strict=True)
         }
     kept = [looks[row] for row in wanted]
     parts: dict[str, Array] = empty_parts(
@@ -532,7 +531,14 @@ def sample_fields(
     parts |= {name: np.stack([look[name] for look in kept]) for name in stacked}
     if (parts["queries"] == parts["queries"][:1]).all():
         parts["queries"] = parts["queries"][:1]
-    triangles = [np.insert(look["cells"], 0, index, axis=1) for index, look in enumerate(kept)]
+    numbers = [test.numbers[row] for row in wanted] if test.numbers else wanted
+    cells = [(None if test.cells is None else test.cells(number)) for number in numbers]
+    triangles = [
+        # Triangles of points that were left out of the picture cannot be drawn.
+        np.insert(each, 0, index, axis=1)
+        for index, (each, look) in enumerate(zip(cells, kept, strict=True))
+        if each is not None and look["whole"]
+    ]
     axis_names = [(name, "") for name in settings.view.axis_names] if settings.grids else ()
     return Fields(
         **parts
@@ -544,20 +550,20 @@ def sample_fields(
             "low": np.array(samples.domain.low, np.float32) * scale,
             "high": np.array(samples.domain.high, np.float32) * scale,
             "rows": np.array(wanted),
-            "numbers": np.array([test.numbers[r] for r in wanted] if test.numbers else wanted),
+            "numbers": np.array(numbers),
             "roles": np.array([roles.get(row, "") for row in wanted]),
             "groups": np.array([test.groups[r] for r in wanted] if test.groups else [], np.str_),
             "errors": np.array([look["error"] for look in kept], np.float32),
             "observed": np.array([len(look["values"]) for look in kept]),
             "queried": np.array([len(look["truth"]) for look in kept]),
-            "triangles": np.concatenate(triangles),
+            "triangles": np.concatenate([parts["triangles"], *triangles]),
             "dense_shape": np.array(DENSE[axes] if parts["dense"].shape[1] else (), int),
         }
     )
 
 
 def _looks(
-    batch: Batch, output: Output, samples: Samples, rows: Tensor, scale: Array
+    batch: Batch, output: Output, samples: Samples, scale: Array
 ) -> Iterator[dict[str, Any]]:
     """What is kept of each sample of a batch."""
     prediction = output(batch.queries)
@@ -572,15 +578,14 @@ def _looks(
     if full_grid(queries[0, asked[0]]) is None:
         dense = output(dense_queries(samples.domain, batch.queries).expand(len(queries), -1, -1))
     for index, (points, sensors) in enumerate(zip(asked, seen, strict=True)):
-        cells, whole = samples.cells(int(rows[index])), queries.shape[1] == len(points)
         yield {
             "error": errors[index].item(),
+            "whole": len(points) == (queries.shape[1] if mask is None else int(mask[index].sum())),
             "positions": _array(given.positions[index])[sensors] * scale,
             "values": _array(given.values[index])[sensors],
             "queries": queries[index, points] * scale,
             "truth": _array(batch.targets[index])[points],
             "prediction": _array(prediction[index])[points],
-            "cells": cells.cpu().numpy() if cells is not None and whole else np.zeros((0, 3), int),
             "dense": _array(dense[index]),
             "anchors": _array(anchors[0][index]) * scale,
             "length_scales": _array(anchors[1][index]) * scale,

@@ -98,7 +98,7 @@ def build_page(runs: Sequence[Run], title: str) -> Page:
     rows = [row for run in runs for row in run.rows]
     sections.append(training_section(runs, rows))
     sections.append(Section("Notes", notes(runs)))
-    first = [sentence for run in runs if (sentence := verdict(run.rows)) is not None]
+    first = [f"{run.name}: {said}" for run in runs if (said := verdict(run.rows)) is not None]
     return Page(title, (*first, *map(describe, unique_runs(rows))), tuple(sections))
 
 

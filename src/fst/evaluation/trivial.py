@@ -171,7 +171,7 @@ def predictors(
     `initial` says that the first of two axes is time and the whole initial condition is observed.
     """
     domain, found = test.samples.domain, dict[str, Predictor]()
-    if facts.mean:
+    if len(facts.mean) == test.samples.output_channels:
         found["mean of the training targets"] = partial(Constant, domain=domain, values=facts.mean)
     channels = observed_targets(test)
     if channels is None:

@@ -1,7 +1,7 @@
 """Your own points: sizes, channels and domain come from the file (see docs/data.md).
 
 `choose` adds what follows from the number of samples, their points and the device: the size of the
-model, the batch, the steps and the regularisation, each with its reason.
+model, the batch, the loss, the steps and the regularisation, each with its reason.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,11 @@ import torch
 from fst.baselines import DeepONetConfig, FNOConfig, PerceiverIOConfig, TransolverConfig
 from fst.config import FunctionSpaceConfig
 from fst.data import PointData
+from fst.data.point_samples import LARGEST_OFFSET, offsets
 from fst.evaluation.protocol import EvaluationSettings
 from fst.recipes.recipe import ModelConfig, Recipe
 from fst.training.schedules import WarmupCosine
-from fst.training.settings import TrainingSettings
+from fst.training.settings import RelativeL2, TrainingSettings
 
 TASK = "own"
 Size = Literal["paper", "small"]
@@ -119,14 +120,16 @@ class Choice:
     recipe: Recipe
     minutes: float | None
     reasons: dict[str, str]
-    """Why model, batch, steps and regularisation are what they are."""
+    """Why model, loss, batch, steps and regularisation are what they are."""
 
 
 def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None = None) -> Choice:
     """Fit a recipe to a file of points and to a device."""
     assert isinstance(recipe.data, PointData)
     fitted = recipe.data.fit(recipe, path)
-    samples, points = recipe.data.training_size(path)
+    targets = recipe.data.training_targets(path)
+    samples, points = len(targets.sizes), int(targets.sizes.max())
+    far = bool((offsets(targets.values) > LARGEST_OFFSET).any())
     cpu = device.type == "cpu"
     size = size or ("small" if cpu else "paper")
     model: Any = fitted.model
@@ -146,6 +149,7 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
     queries = recipe.training.queries
     training = replace(
         fitted.training,
+        objective=RelativeL2(channels="standardized" if far else "original"),
         schedule=WarmupCosine(warmup=min(300, steps // 10), maximum=steps),
         learning_rate=recipe.training.learning_rate * (2 if size == "small" else 1),
         batch_size=batch,
@@ -155,9 +159,11 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
         average=AVERAGE if few else None,
         validate_every=max(1, steps // 20),
     )
+    spread = "means far larger than" if far else "means not far larger than"
     where = "a CPU" if cpu else "a GPU"
     number = f"{samples:,} training samples"
     reasons = {
+        "loss": f"{spread} standard deviations; --training.objective.channels",
         "model": f"{size} size, for {where}; --size paper or small",
         "batch": f"{number} on {where}; --batch-size",
         "steps": f"at most {MOST_EPOCHS:,} epochs and {MOST_STEPS:,} steps; --steps or --minutes",

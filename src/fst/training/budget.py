@@ -270,8 +270,12 @@ def fit_to_time(
     rate, each = plan.calibration.steps_per_second, plan.calibration.validation_seconds
     left = max(seconds - watch.running, seconds / 2)
     validations = max(1, min(VALIDATIONS, int(left * MOST_VALIDATING / max(each, 1e-9))))
-    updates = TimeBudget(max(left - validations * each, left / 2))
-    steps = int(min(updates.steps(rate), most_steps))
+    steps = int(min(round(max(left - validations * each, left / 2) * rate), most_steps))
+    if steps < FEWEST_STEPS:
+        raise TrainingError(
+            f"{whole.words()} allow {steps} steps of this model at {rate:.2g} a second, beside the "
+            f"measurement and the validations, and it takes at least {FEWEST_STEPS}"
+        )
     numbers: list[Any] = [steps, rate, validations]
     if PartialState().num_processes > 1:
         broadcast_object_list(numbers)  # what the first process measured serves all
