@@ -1,14 +1,18 @@
 """Points that are read when they are needed: the same batches, statistics and errors."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from data_examples import DOMAIN, point_samples
+from fst.commands.explore import problem_of
 from fst.data import DataError, PointData, PointSample, read_points, write_points
 from fst.data.point_data import load_points
 from fst.data.streamed_points import StreamedPoints
 from fst.data.streaming import Asked
+from fst.recipes import find
 from fst.training.batches import in_order, plan
 from fst.training.settings import TrainingSettings
 
@@ -114,3 +118,10 @@ def test_targets_without_a_relative_error_are_refused_as_when_resident(tmp_path)
     write_points(tmp_path / "my.h5", samples, DOMAIN)
     with pytest.raises(DataError, match="undefined for .* in sample 4;"):
         PointData(storage="streamed", workers=1).load(tmp_path / "my.h5")
+
+
+def test_the_explorer_shows_points_of_a_run_that_streamed_them(path, tmp_path):
+    recipe = find("own/fst")
+    recipe = replace(recipe, data=PointData(storage="streamed", workers=1))
+    recipe = recipe.data.fit(recipe, path)
+    assert problem_of(recipe, tmp_path, path).describe()

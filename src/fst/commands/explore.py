@@ -1,6 +1,7 @@
 """`fst explore`: a local page where one draws inputs and sees what a model predicts."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -81,7 +82,7 @@ def problem_of(recipe: Recipe, run: Path, data: Path | None = None) -> Problem:
     if isinstance(recipe.data, PointData):
         path = data_of_run(recipe, run, data)
         recipe.data.check_fits(recipe, run, path)
-        samples = recipe.data.load_test(path).samples
+        samples = replace(recipe.data, storage="resident").load_test(path).samples
         assert isinstance(samples, PointSamples)
         return PointsProblem(samples)
     raise ValueError(f"fst explore shows Burgers, Darcy and own points, not {recipe.name}")

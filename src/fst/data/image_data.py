@@ -142,11 +142,10 @@ class ImageData(DataSource):
         training, validation = self._hold_out(train)
         if validation is None:
             validation = _val(folder, train)
+        chosen = torch.device(device)
         return (
-            TrainingSplit(self._training(training, torch.device(device), augment, console)),
-            ValidationSplit(
-                self._evaluated(validation, torch.device(device), console, "validation")
-            ),
+            TrainingSplit(self._images(training, chosen, console, "training", augment)),
+            ValidationSplit(self._images(validation, chosen, console, "validation")),
         )
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
@@ -206,7 +205,7 @@ class ImageData(DataSource):
         train = find_split(folder, TRAIN) if has_split(folder, TRAIN) else None
         images = _val(folder, train)
         console = console or _main_console()
-        return TestSplit(self._evaluated(images, torch.device(device), console, "testing"))
+        return TestSplit(self._images(images, torch.device(device), console, "testing"))
 
     @property
     def evaluation_view(self) -> View:
@@ -229,49 +228,35 @@ class ImageData(DataSource):
     def _stored(self) -> View:
         return View.stored(self.image_size, self.stored_size or self.resize)
 
-    def _training(
-        self, images: LabelledImages, device: torch.device, augment: bool, console: Console
+    def _images(
+        self,
+        images: LabelledImages,
+        device: torch.device,
+        console: Console,
+        purpose: str,
+        augment: bool = False,
     ) -> Images:
-        view = self.evaluation_view
-        if not self._fits(images, self._stored, device):
+        """Training images are stored larger than the model's, to be cut at random."""
+        view, learned = self.evaluation_view, purpose == "training"
+        stored = self._stored if learned else view
+        if not self._fits(images, stored, device):
+            report(images, images.files.problems, console, purpose)
             transform = TimmTransform(self.augmentation) if augment else None
-            return self._streamed(images, view, transform, device, console, "training")
-        pixels, images, skipped = decode_all(images, self._stored, device, console, self.workers)
-        _require_every_class(images, skipped)
-        report(images, skipped, console, "training")
+            workers = self.workers or default_threads()
+            return StreamedImages(images, view, transform, workers=workers, device=device)
+        pixels, images, skipped = decode_all(images, stored, device, console, self.workers)
+        if learned:
+            _require_every_class(images, skipped)
+        report(images, skipped, console, purpose)
         return ResidentImages(
             pixels,
             torch.from_numpy(images.labels),
             images.class_names,
             images.names,
             skipped,
-            view=view,
+            view=view if learned else None,
             augmentation=self.augmentation if augment else None,
         )
-
-    def _evaluated(
-        self, images: LabelledImages, device: torch.device, console: Console, purpose: str
-    ) -> Images:
-        view = self.evaluation_view
-        if not self._fits(images, view, device):
-            return self._streamed(images, view, None, device, console, purpose)
-        pixels, images, skipped = decode_all(images, view, device, console, self.workers)
-        report(images, skipped, console, purpose)
-        labels = torch.from_numpy(images.labels)
-        return ResidentImages(pixels, labels, images.class_names, images.names, skipped)
-
-    def _streamed(
-        self,
-        images: LabelledImages,
-        view: View,
-        transform: TimmTransform | None,
-        device: torch.device,
-        console: Console,
-        purpose: str,
-    ) -> StreamedImages:
-        report(images, images.files.problems, console, purpose)
-        workers = self.workers or default_threads()
-        return StreamedImages(images, view, transform, workers=workers, device=device)
 
     def _fits(self, images: LabelledImages, view: View, device: torch.device) -> bool:
         """Whether to keep a split on the device; an error where it was asked for and cannot be."""
