@@ -45,7 +45,7 @@ WARMUP = 300
 # A relative change of a weight that rounding to bfloat16 may make or undo.
 ROUNDING = 2.0**-9
 # Steps at the beginning, before differences are magnified very much.
-FIRST = 10
+FIRST = 20
 # How often a training is interrupted to look at its gradients.
 CHECKS = 10
 # Samples of such a gradient: float64 takes several times the memory. With fewer, some kernels
@@ -133,7 +133,8 @@ def smoothed(losses: list[float]) -> Tensor:
 
 
 def differences(pairs: list[tuple[list[float], list[float]]]) -> Row:
-    """Root mean squares, over pairs of loss curves, of the logarithm of one over the other."""
+    """Root mean squares, over pairs of loss curves, of the logarithm of one over the other; of the
+    first steps also the largest difference, relative to the second curve."""
     ours, theirs = torch.tensor(pairs, dtype=torch.float64)[:, :, :FIRST].log().unbind(dim=1)
     first = ours - theirs
     apart = torch.stack([smoothed(a) - smoothed(b) for a, b in pairs])
@@ -141,6 +142,7 @@ def differences(pairs: list[tuple[list[float], list[float]]]) -> Row:
         "pairs": len(pairs),
         "first_step": _root_mean_square(first[:, 0]),
         "first_steps": _root_mean_square(first),
+        "largest_of_first": first.expm1().abs().max().item(),
         "smoothed": _root_mean_square(apart),
         "largest": apart.abs().max().item(),
         "last": _root_mean_square(apart[:, -1]),

@@ -1,11 +1,12 @@
 """Anchors by themselves: Equations 8 to 10, rows, and which parameters read the input."""
 
+import itertools
 import math
 
 import pytest
 import torch
 
-from fst.ablations import FixedScales, UniformCoordinates
+from fst.ablations import FixedScales, SpacingScales, UniformCoordinates
 from fst.anchors import (
     AdaptiveCoordinates,
     AdaptiveScales,
@@ -65,7 +66,7 @@ def test_adaptive_scales_are_equation_10():
     rows, axes, gaps = 3, 2, 4
     scales = stirred(AdaptiveScales(6, rows, axes, rows * (gaps + 1)).double())
     tokens = torch.randn(2, gaps, 6, dtype=torch.float64)
-    found = scales(tokens)
+    found = scales(tokens, torch.rand(2, rows, gaps + 1).double())
     outputs = scales.head(tokens)  # b j (rows axes)
     for b in range(2):
         for row in range(rows):
@@ -83,15 +84,47 @@ def test_adaptive_scales_are_equation_10():
 
 
 def test_scales_start_as_the_paper_says_and_stay_in_bounds():
-    tokens = torch.randn(2, 4, 6)
+    tokens, along = torch.randn(2, 4, 6), torch.rand(2, 3, 5)
     for scales in (AdaptiveScales(6, 3, 2, 15), LearnedScales(2, 15), FixedScales(2, 15)):
-        for lengths in scales(tokens):
+        for lengths in scales(tokens, along):
             assert lengths.shape == (2, 15, 2)
             torch.testing.assert_close(lengths, torch.full_like(lengths, 0.03))
     learned = LearnedScales(2, 3)
     with torch.no_grad():
         learned.base.copy_(torch.tensor([-100.0, math.log(0.1), 100.0]))
-    torch.testing.assert_close(learned(tokens)[0][0, :, 0], torch.tensor([0.015, 0.1, 0.30]))
+    torch.testing.assert_close(learned(tokens, along)[0][0, :, 0], torch.tensor([0.015, 0.1, 0.30]))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_spacing_scales_are_bounded_multiples_of_the_distance_between_neighbours(axis):
+    scales = stirred(SpacingScales(6, (2, 3), axis, 6 * 5).double())
+    tokens = torch.randn(2, 4, 6, dtype=torch.float64)
+    along = ordered_positions(torch.randn(2, 6, 4, dtype=torch.float64))
+    found = scales(tokens, along)
+    outputs = scales.head(tokens)  # b j (rows axes)
+    spacing = [1 / (2 - 1), 1 / (3 - 1)]
+    for b, row, column in itertools.product(range(2), range(6), range(5)):
+        beside = [max(column - 1, 0), min(column, 3)]
+        gap = along[b, row].diff()[beside].prod().sqrt()
+        lengths = [*spacing[:axis], gap, *spacing[axis:]]
+        anchor = row * 5 + column
+        for each, length in enumerate(lengths):
+            h = outputs[b, beside, row * 3 + each].mean()
+            for base, got in zip((scales.refinement_base, scales.decoding_base), found):
+                share = torch.sigmoid(base[anchor] + h)
+                expected = (length * 0.3 ** (1 - share) * 1.2**share).clamp_min(0.005)
+                torch.testing.assert_close(got[b, anchor, each], expected)
+
+
+def test_spacing_scales_shrink_with_the_gap_and_start_at_six_tenths_of_it():
+    scales = SpacingScales(6, (4,), 1, 4 * 9)
+    even = torch.linspace(0, 1, 9).expand(1, 4, -1)
+    start = torch.tensor([0.6 / 3, 0.6 / 8]).expand(1, 36, 2)
+    for lengths in scales(torch.randn(1, 8, 6), even):
+        torch.testing.assert_close(lengths, start)
+    crowded = scales(torch.randn(1, 8, 6), even**2)[0].view(4, 9, 2)[..., 1]
+    assert (crowded.diff(dim=-1) >= 0).all()
+    assert crowded[0, -1] > 5 * crowded[0, 0]
 
 
 def test_rows_are_the_product_of_even_positions():

@@ -13,9 +13,12 @@ from fst.version import __version__
 if TYPE_CHECKING:
     from fst import data, kernels
     from fst.base import Model, parameter_count
+    from fst.commands.fit import fit
     from fst.config import FunctionSpaceConfig
     from fst.cuda_graph import CUDAGraphModel
+    from fst.data import PointDataset, PointSample, collate, write_points
     from fst.field import Field
+    from fst.metrics import relative_l2
     from fst.model import FunctionSpaceTransformer
     from fst.rbf import rbf_blend
     from fst.recipes import build
@@ -34,13 +37,19 @@ __all__ = [
     "FunctionSpaceTransformer",
     "Model",
     "Observations",
+    "PointDataset",
+    "PointSample",
     "__version__",
     "build",
+    "collate",
     "data",
+    "fit",
     "from_pretrained",
     "kernels",
     "parameter_count",
     "rbf_blend",
+    "relative_l2",
+    "write_points",
 ]
 
 _SUBMODULES = ("base", "config", "data", "field", "kernels", "model", "rbf", "types")
@@ -53,9 +62,15 @@ _MODULES = {
     "FunctionSpaceTransformer": "fst.model",
     "Model": "fst.base",
     "Observations": "fst.types",
+    "PointDataset": "fst.data",
+    "PointSample": "fst.data",
     "build": "fst.recipes",
+    "collate": "fst.data",
+    "fit": "fst.commands.fit",
     "parameter_count": "fst.base",
     "rbf_blend": "fst.rbf",
+    "relative_l2": "fst.metrics",
+    "write_points": "fst.data",
 }
 
 

@@ -1,9 +1,11 @@
-"""The paper's ablations, each a small class in place of one of the method's own (Tables 4 to 6).
+"""The paper's ablations (Tables 4 to 6) and one variant of ours, each in place of a class of the
+method.
 
 `build_predictor` and `build_layer` choose what a configuration asks for.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,12 +19,18 @@ from fst.anchors import (
     GapTokens,
     LearnedScales,
     LengthScales,
+    at_anchors,
 )
 from fst.config import FunctionSpaceConfig
 from fst.evaluation_points import PointDraws
 from fst.layer import Context, EvaluateMixWrite, FunctionSpaceLayer, Points, Read
-from fst.nn import Attention, FourierFeatures, ResidualFeedForward
+from fst.nn import Attention, FourierFeatures, ResidualFeedForward, zero_linear
 from fst.types import Anchors
+
+READ_INPUT = ("adaptive", "spacing")
+"""Length scales that depend on the observations."""
+# Of `SpacingScales`: length scales over spacing, and the shortest one.
+NARROWEST, WIDEST, SHORTEST = 0.3, 1.2, 0.005
 
 
 class UniformCoordinates(nn.Module):
@@ -46,11 +54,54 @@ class FixedScales(LengthScales):
         super().__init__()
         self.axes, self.anchors = axes, anchors
 
-    def forward(self, tokens: Float[Tensor, "b j w"]) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, tokens: Float[Tensor, "b j w"], along: Float[Tensor, "b p j+1"]
+    ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(torch.float32, tokens.dtype)
         shape = (len(tokens), self.anchors, self.axes)
         scales = torch.full(shape, INITIAL_SCALE, dtype=dtype, device=tokens.device)
         return scales, scales
+
+
+class SpacingScales(LengthScales):
+    """Ours, not the paper's: multiples of the spacing, so that scales shrink where anchors crowd.
+
+        ℓ = c · spacing,    c = NARROWEST (WIDEST / NARROWEST)^sigmoid(base + output of the head),
+
+    where the spacing along a row is the geometric mean of the gaps beside an anchor, and that on
+    the other axes is the distance between rows. Both limits keep the blend local.
+    """
+
+    def __init__(self, width: int, rows: Sequence[int], adaptive_axis: int, anchors: int) -> None:
+        super().__init__()
+        self.rows, self.adaptive_axis = tuple(rows), adaptive_axis
+        self.head = zero_linear(width, math.prod(rows) * (len(rows) + 1))
+        self.refinement_base = nn.Parameter(torch.zeros(anchors))
+        self.decoding_base = nn.Parameter(torch.zeros(anchors))
+
+    def forward(
+        self, tokens: Float[Tensor, "b j w"], along: Float[Tensor, "b p j+1"]
+    ) -> tuple[Tensor, Tensor]:
+        outputs = self.head(tokens).unflatten(-1, (along.shape[1], -1)).transpose(1, 2)  # b p j s
+        outputs = at_anchors(outputs.to(along.dtype)).flatten(1, 2)  # b m s
+        spacing = self.spacing(along)
+        refinement, decoding = (
+            (spacing * NARROWEST * (WIDEST / NARROWEST) ** torch.sigmoid(base[:, None] + outputs))
+            .clamp_min(SHORTEST)
+            for base in (self.refinement_base, self.decoding_base)
+        )  # fmt: skip
+        return refinement, decoding
+
+    def spacing(self, along: Float[Tensor, "b p c"]) -> Float[Tensor, "b m s"]:
+        """The distance between neighbouring anchors on each axis."""
+        gaps = at_anchors(along.diff(dim=-1).log().unsqueeze(-1)).exp().flatten(1, 2)  # b m 1
+        between = [1 / (count - 1) if count > 1 else 1.0 for count in self.rows]
+        others = along.new_tensor(between).expand(*gaps.shape[:2], -1)
+        axis = self.adaptive_axis
+        return torch.cat((others[..., :axis], gaps, others[..., axis:]), dim=-1)
+
+    def logarithms(self) -> list[nn.Parameter]:
+        return [self.refinement_base, self.decoding_base]
 
 
 class NoTokens(nn.Module):
@@ -124,11 +175,13 @@ def build_predictor(config: FunctionSpaceConfig, inputs: int) -> AnchorPredictor
     match config.length_scales:
         case "adaptive":
             scales = AdaptiveScales(width, rows, axes, config.anchors)
+        case "spacing":
+            scales = SpacingScales(width, config.rows, config.adaptive_axis, config.anchors)
         case "learned":
             scales = LearnedScales(axes, config.anchors)
         case "fixed":
             scales = FixedScales(axes, config.anchors)
-    reads_input = "adaptive" in (config.coordinates, config.length_scales)
+    reads_input = config.coordinates == "adaptive" or config.length_scales in READ_INPUT
     tokens = (
         GapTokens(inputs, width, config.predictor_heads, config.predictor_blocks, gaps)
         if reads_input

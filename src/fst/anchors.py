@@ -89,10 +89,12 @@ class AdaptiveCoordinates(nn.Module):
 
 
 class LengthScales(nn.Module, ABC):
-    """Gap tokens in; length scales for refinement and for decoding out, both (b m s)."""
+    """Gap tokens and positions along rows in; scales for refinement and decoding out (b m s)."""
 
     @abstractmethod
-    def forward(self, tokens: Float[Tensor, "b j w"]) -> tuple[Tensor, Tensor]: ...
+    def forward(
+        self, tokens: Float[Tensor, "b j w"], along: Float[Tensor, "b p j+1"]
+    ) -> tuple[Tensor, Tensor]: ...
 
     def logarithms(self) -> list[nn.Parameter]:
         """Learned logarithms of lengths: their zero is a length of the whole domain."""
@@ -113,11 +115,11 @@ class AdaptiveScales(LengthScales):
         self.refinement_base = nn.Parameter(torch.full((anchors,), math.log(INITIAL_SCALE)))
         self.decoding_base = nn.Parameter(torch.full((anchors,), math.log(INITIAL_SCALE)))
 
-    def forward(self, tokens: Float[Tensor, "b j w"]) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, tokens: Float[Tensor, "b j w"], along: Float[Tensor, "b p j+1"]
+    ) -> tuple[Tensor, Tensor]:
         outputs = self.head(tokens).unflatten(-1, (self.rows, -1)).transpose(1, 2)  # b p j s
-        outputs = outputs.to(torch.promote_types(torch.float32, outputs.dtype))
-        between = 0.5 * (outputs[:, :, 1:] + outputs[:, :, :-1])
-        outputs = torch.cat((outputs[:, :, :1], between, outputs[:, :, -1:]), dim=2)
+        outputs = at_anchors(outputs.to(torch.promote_types(torch.float32, outputs.dtype)))
         adjustment = LARGEST_ADJUSTMENT * torch.tanh(outputs.flatten(1, 2))
         refinement, decoding = (
             torch.exp(base[:, None] + adjustment).clamp(SHORTEST, LONGEST)
@@ -129,6 +131,12 @@ class AdaptiveScales(LengthScales):
         return [self.refinement_base, self.decoding_base]
 
 
+def at_anchors(gaps: Float[Tensor, "b p j s"]) -> Float[Tensor, "b p j+1 s"]:
+    """Values of gaps at anchors: the mean of the two beside an anchor, at an end that of one."""
+    between = 0.5 * (gaps[:, :, 1:] + gaps[:, :, :-1])
+    return torch.cat((gaps[:, :, :1], between, gaps[:, :, -1:]), dim=2)
+
+
 class LearnedScales(LengthScales):
     """One scalar per anchor, learned and the same for every input (images)."""
 
@@ -137,7 +145,9 @@ class LearnedScales(LengthScales):
         self.axes = axes
         self.base = nn.Parameter(torch.full((anchors,), math.log(INITIAL_SCALE)))
 
-    def forward(self, tokens: Float[Tensor, "b j w"]) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, tokens: Float[Tensor, "b j w"], along: Float[Tensor, "b p j+1"]
+    ) -> tuple[Tensor, Tensor]:
         scales = self.base.exp().clamp(SHORTEST, LONGEST)
         scales = scales[:, None].expand(len(tokens), -1, self.axes)
         return scales, scales
@@ -183,7 +193,7 @@ class AnchorPredictor(nn.Module):
         moving = along.flatten(1).unsqueeze(-1)  # b m 1
         axis = self.adaptive_axis
         positions = torch.cat((fixed[..., :axis], moving, fixed[..., axis:]), dim=-1)
-        refinement, decoding = self.scales(tokens)
+        refinement, decoding = self.scales(tokens, along)
         return Anchors(positions, decoding, refinement)
 
     def predicting(self) -> list[nn.Parameter]:

@@ -67,7 +67,8 @@ class Model(nn.Module, ABC):
     def from_pretrained(cls, source: str | Path) -> Self:
         """The model saved in a local folder, shipped under a name, or on the Hugging Face hub.
 
-        A model on the hub is named hf://owner/name; `fst.pretrained.shipped` knows the names.
+        A model on the hub is named hf://owner/name; `fst.pretrained.shipped` knows the names. The
+        model is in `eval()` mode.
 
         Called on `Model` it loads any model; called on a class, only that class and its kin.
         """
@@ -93,7 +94,7 @@ class Model(nn.Module, ABC):
             reason = str(error).strip().partition("\n")[0]
             raise pretrained.PretrainedError(f"{folder}: cannot be built: {reason}") from error
         model.load_state_dict(weights)
-        return model
+        return model.eval()
 
 
 def build_model(config: Any) -> Model:

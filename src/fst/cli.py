@@ -71,7 +71,9 @@ def train(
 ) -> None:
     """Train a recipe: fst train RECIPE --out DIR, or continue: fst train --resume DIR.
 
-    Every field of a recipe is an option: fst train RECIPE --help lists them.
+    Every field of a recipe is an option: fst train RECIPE --help lists them, with short ones
+    (--minutes 10, --steps, --lr, --batch-size, --seeds). --config recipe.json takes a recipe from
+    a file; fst train --from RUN --out DIR trains a finished run longer.
 
     Args:
         recipe: Name of the recipe; fst recipes lists them.
@@ -106,17 +108,15 @@ def evaluate(
     data: Path | None = None,
     device: str | None = None,
     again: bool = False,
-    trivial: bool = False,
     unfinished: bool = False,
 ) -> None:
-    """Score a trained run on its test set and keep the rows with it.
+    """Score a trained run on its test set, beside trivial predictors, and keep the rows with it.
 
     Args:
         run: The run's folder; for weights that ship with fst their name shows the stored rows.
         data: The data, where they are no longer where the run was trained.
         device: cpu or cuda; a GPU where there is one.
         again: Score anew and replace the stored rows.
-        trivial: For Burgers: also score zero, the initial condition held, its mean, and diffusion.
         unfinished: Score a run that was stopped before its end.
     """
     from fst.commands import evaluate as evaluate_command
@@ -126,7 +126,6 @@ def evaluate(
         data=data,
         device=device,
         again=again,
-        trivial=trivial,
         unfinished=unfinished,
         console=console,
     )
@@ -231,7 +230,7 @@ def predict(
     Args:
         run: A run folder, the name of weights that ship with fst, a folder of save_pretrained, or
             hf://owner/name for the hub.
-        out: File for the answer, .npz or .h5; for images .csv.
+        out: File for the answer: .npz, .h5, .csv, .vtu or .nc; for images .csv.
         observations: What was observed: an fst point file (.h5), .npz or .csv.
         queries: Where to ask: a file of the same kinds, or a grid such as 201x1024.
         images: For a classifier: an image, a folder of images, or a tar file of images.
@@ -392,11 +391,15 @@ app.command(data_app, name="data", help="Make or check data files.")
 
 def run(words: Sequence[str]) -> None:
     """Parse the words and run the command that they name."""
-    if words[:1] == ["train"] and len(words) > 1 and not words[1].startswith("-"):
-        from fst.commands.recipe_options import train_recipe
+    if words[:1] == ["train"] and len(words) > 1:
+        named = not words[1].startswith("-")
+        given = {word.partition("=")[0] for word in words}
+        if named or given & {"--config", "--from"}:
+            from fst.commands.recipe_options import train_recipe
 
-        train_recipe(words[1], words[2:], console=console)
-        return
+            name = words[1] if named else None
+            train_recipe(name, words[2:] if named else words[1:], console=console)
+            return
     app.cli(
         prog="fst",
         description="The Function-Space Transformer. fst --version prints its version.",

@@ -36,37 +36,64 @@ class FunctionSpaceConfig:
     """
 
     low: tuple[float, ...] = (0.0, 0.0)
+    """Lower end of the domain on each axis."""
     high: tuple[float, ...] = (1.0, 1.0)
+    """Upper end of the domain on each axis."""
     value_channels: int = 1
+    """Channels of the observed values."""
     output_channels: int = 1
+    """Channels of the predicted field."""
     condition_channels: int = 0
+    """Numbers of the condition of a sample; 0: there is none."""
     log_condition: bool = False
     """Take the logarithm of the condition first: for positive inputs that span decades."""
 
     width: int = 176
+    """Features of a token and of an anchor."""
     heads: int = 8
+    """Heads of every attention."""
     fourier_bands: int = 32
+    """Frequencies by which a coordinate is encoded, on each axis."""
     fourier_spacing: Spacing = "linear"
+    """How these frequencies grow: by equal steps or by equal factors."""
     condition_width: int = 64
+    """Features into which the condition is encoded."""
 
     rows: tuple[int, ...] = (32,)
+    """Fixed positions on each axis but the adaptive one, in the order of the axes."""
     anchors_per_row: int = 32
+    """Anchors that each row places along the adaptive axis."""
     adaptive_axis: int = 1
+    """The axis along which anchors move."""
     predictor_width: int = 144
+    """Features within the coordinate predictor."""
     predictor_heads: int = 4
+    """Heads of its attention."""
     predictor_blocks: int = 2
+    """Its blocks."""
 
     refinement_steps: int = 4
+    """Read, mix and write passes; they share their parameters."""
     points_from_anchors: int = 256
+    """Evaluation points of a refinement step that lie at anchors."""
     points_from_sobol: int = 256
+    """Evaluation points of a refinement step from a Sobol sequence."""
     resample_points: bool = True
+    """Draw other evaluation points at every training step."""
     anchor_seed: int = 2026091322
+    """Of the evaluation points at anchors, outside training."""
     sobol_seed: int = 2026091323
+    """Of those from the Sobol sequence, outside training."""
 
     coordinates: Literal["adaptive", "uniform"] = "adaptive"
-    length_scales: Literal["adaptive", "learned", "fixed"] = "adaptive"
+    """Whether anchors move with the observations or lie evenly."""
+    length_scales: Literal["adaptive", "spacing", "learned", "fixed"] = "adaptive"
+    """Of the blend: predicted for each sample, or predicted multiples of the distance between
+    neighbouring anchors, or learned for all samples, or fixed."""
     update: Literal["function-space", "anchor-attention"] = "function-space"
+    """What a refinement step does; `anchor-attention` is an ablation."""
     observe: Literal["every-step", "first-step"] = "every-step"
+    """Read the observations in every refinement step, or in the first alone."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -107,7 +134,7 @@ class FunctionSpaceConfig:
             )
         if self.points_from_anchors + self.points_from_sobol < 1:
             raise ValueError("points_from_anchors and points_from_sobol cannot both be 0")
-        if self.update == "anchor-attention" and self.length_scales == "adaptive":
+        if self.update == "anchor-attention" and self.length_scales in ("adaptive", "spacing"):
             raise ValueError(
                 "update 'anchor-attention' never evaluates the field during refinement, so its "
                 "refinement length scales cannot be learned: set length_scales to 'fixed' or "

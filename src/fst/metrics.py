@@ -14,6 +14,27 @@ def squared_relative_l2(
     mask: Bool[Tensor, "b q"] | None = None,
 ) -> Float[Tensor, " b"]:
     """‖prediction - target‖² / ‖target‖² for each solution."""
+    difference, reference = _squares(prediction, target, mask)
+    return difference.sum(dim=-1) / reference.sum(dim=-1)
+
+
+def mean_square(
+    prediction: Float[Tensor, "b q c"],
+    target: Float[Tensor, "b q c"],
+    mask: Bool[Tensor, "b q"] | None = None,
+) -> Float[Tensor, " b"]:
+    """The mean of (prediction - target)² over points and channels of each solution."""
+    difference, _ = _squares(prediction, target, mask)
+    count = difference.shape[1] if mask is None else mask.sum(dim=-1)
+    return difference.sum(dim=-1) / (count * target.shape[-1])
+
+
+def _squares(
+    prediction: Float[Tensor, "b q c"],
+    target: Float[Tensor, "b q c"],
+    mask: Bool[Tensor, "b q"] | None,
+) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b q"]]:
+    """Of the difference and of the target at every point; zero at padding."""
     if prediction.shape != target.shape:  # they would be broadcast
         raise ValueError(
             f"prediction must have the shape of target, {tuple(target.shape)}, "
@@ -29,7 +50,7 @@ def squared_relative_l2(
     if mask is not None:
         difference = difference.where(mask, 0.0)
         reference = reference.where(mask, 0.0)
-    return difference.sum(dim=-1) / reference.sum(dim=-1)
+    return difference, reference
 
 
 def relative_l2(

@@ -39,6 +39,7 @@ class FunctionSpaceTransformer(Operator):
             config.domain, config.value_channels, config.output_channels, config.condition_channels
         )
         self.config, self.anchor_count = config, config.anchors
+        self._stream: ResampledPoints | None = None  # of a plain training loop
         width = config.width
         condition = config.condition_width if config.condition_channels else 0
         fourier = FourierFeatures(config.domain.axes, config.fourier_bands, config.fourier_spacing)
@@ -96,7 +97,12 @@ class FunctionSpaceTransformer(Operator):
     def forward(
         self, observations: Observations, draws: PointDraws | None = None, record: bool = False
     ) -> Field:
+        """Observations to a field; in `train()` mode each call takes fresh evaluation points."""
         self.check(observations)
+        if draws is None and self.training:
+            if self._stream is None:
+                self._stream = self.point_stream(self.config.anchor_seed, self.config.sobol_seed)
+            draws = self._stream.draw()
         return self.represent(observations, draws, record)
 
     def point_stream(self, anchor_seed: int, sobol_seed: int) -> ResampledPoints:

@@ -87,27 +87,40 @@ class ImageClassifierConfig:
     """
 
     class_names: tuple[str, ...]
+    """Names of the classes, in the order of their scores."""
     image_size: tuple[int, int] = (224, 224)
     """Height and width."""
     patch_size: int = 16
+    """Pixels on each side of a patch."""
     channels: int = 64
     """Of the patch encoder's convolutions."""
 
     width: int = 200
+    """Features of a token."""
     heads: int = 8
+    """Heads of every attention."""
     fourier_bands: int = 32
+    """Frequencies by which a coordinate is encoded, on each axis."""
     fourier_spacing: Spacing = "linear"
+    """How these frequencies grow: by equal steps or by equal factors."""
 
     rows: int = 32
+    """Horizontal rows of anchors."""
     anchors_per_row: int = 32
+    """Anchors that each row places along the adaptive axis."""
     predictor_width: int = 104
+    """Features within the coordinate predictor."""
     predictor_heads: int = 4
+    """Heads of its attention."""
     predictor_blocks: int = 2
+    """Its blocks."""
 
     refinement_steps: int = 4
+    """Read, mix and write passes; they share their parameters."""
     points_from_sobol: int = 512
     """Evaluation points, the same in every step and for every image."""
     sobol_seed: int = 2026091323
+    """Of the Sobol sequence they come from."""
 
     def __post_init__(self) -> None:
         check_classes(self.class_names)

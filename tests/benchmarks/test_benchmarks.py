@@ -153,7 +153,8 @@ def test_differences_of_loss_curves() -> None:
     assert found["first_step"] == found["first_steps"] == 0
     early = agreement.differences([([2.2, *curve[1:]], curve)])
     assert early["first_step"] == pytest.approx(one)
-    assert early["first_steps"] == pytest.approx(one / 10**0.5)
+    assert early["first_steps"] == pytest.approx(one / 20**0.5)
+    assert early["largest_of_first"] == pytest.approx(0.1)
 
 
 def test_the_ratio_of_two_paths_and_its_error() -> None:

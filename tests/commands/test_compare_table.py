@@ -53,7 +53,7 @@ def test_classifiers_have_a_column_for_images():
         Comparison("imagenet", "2 minutes", (result,), {}, {}).table().lines[0],
     )
     assert dict(zip(header, line, strict=True))["Images\n/s"] == "1,234"
-    assert dict(zip(header, line, strict=True))["Top-1"] == "75.00"
+    assert dict(zip(header, line, strict=True))["Top-1"] == "75.000"
     plain = replace(result, images_per_second=None)
     assert "Images\n/s" not in Comparison("t", "1 minutes", (plain,), {}, {}).table().header
 

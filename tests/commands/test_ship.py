@@ -91,6 +91,9 @@ def test_the_card_says_where_the_weights_are_from(run, shipped):
         "were not tested",
     ):
         assert expected in text
+    assert str(run.parent) not in text
+    words = ["/usr/bin/cli.py", "train", "demo/burgers", "--out", "/home/me/runs/a", "--data", "d"]
+    assert ship_command.command_line(words) == "fst train demo/burgers --out a --data d"
 
 
 def test_nothing_is_overwritten_unasked(run, shipped, capsys):

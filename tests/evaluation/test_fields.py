@@ -1,5 +1,7 @@
 """Saved fields: the samples chosen, what is kept of them, and files that cannot be trusted."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,11 @@ from evaluation_fakes import (
     GRID,
     ORIGIN,
     SETTINGS,
+    SIZES,
     ConstantModel,
     burgers_test,
     some_model,
+    some_points,
     some_test,
     waves,
 )
@@ -18,18 +22,49 @@ from fst.data.errors import DataError
 from fst.data.point_samples import PointSamples, Ragged
 from fst.data.splits import TestSplit
 from fst.evaluation import fields as fields_module
-from fst.evaluation.arrays import save_fields
-from fst.evaluation.fields import choose_rows, load_fields, sample_fields
-from fst.evaluation.protocol import EvaluationSettings, View, evaluate
+from fst.evaluation.fields import (
+    choose_rows,
+    empty_parts,
+    full_grid,
+    ranked_rows,
+    read_fields,
+    save_fields,
+)
+from fst.evaluation.protocol import (
+    EvaluationSettings,
+    OverDomain,
+    View,
+    evaluate,
+    sample_fields,
+    views_of,
+)
 from fst.types import Domain
+
+POINTS = EvaluationSettings(grids=(), batch_size=2, view=View(samples=3))
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_samples_are_the_first_of_each_group():
-    test = burgers_test(waves(6), ("0.1", "0.1", "0.1", "1", "1", "4"))
-    assert choose_rows(test, 2) == [0, 3]
-    assert choose_rows(test, 4) == [0, 1, 3, 5]
-    assert choose_rows(test, 99) == [0, 1, 2, 3, 4, 5]
-    assert choose_rows(some_test(6), 2) == [0, 1]
+    groups = ("0.1", "0.1", "0.1", "1", "1", "4")
+    assert choose_rows(groups, 6, 2) == [0, 3]
+    assert choose_rows(groups, 6, 4) == [0, 1, 3, 5]
+    assert choose_rows(groups, 6, 99) == [0, 1, 2, 3, 4, 5]
+    assert choose_rows(None, 6, 2) == [0, 1]
+
+
+def test_the_best_the_median_and_the_worst_are_shown():
+    assert ranked_rows([0.3, 0.1, 0.5, 0.2, 0.4]) == {1: "best", 0: "median", 2: "worst"}
+    assert ranked_rows([0.3, 0.1]) == {}
+    test, settings = some_test(), EvaluationSettings(grids=(GRID,), view=View(samples=1))
+    model = some_model()
+    (row,) = evaluate(model, test, settings, ORIGIN)
+    numbered = TestSplit(test.samples, numbers=tuple(range(100, 110)))
+    fields = sample_fields(model, numbered, settings, ORIGIN, row.errors)
+    order = np.argsort(row.errors)
+    assert fields.rows[:3].tolist() == order[[0, 5, 9]].tolist()
+    assert fields.roles[:3].tolist() == ["best", "median", "worst"]
+    assert fields.title(2) == f"worst: sample {100 + order[9]}"
+    np.testing.assert_allclose(fields.errors, np.array(row.errors)[fields.rows], rtol=1e-5)
 
 
 @pytest.mark.parametrize("reset", ["grid", "batch"])
@@ -44,47 +79,112 @@ def test_fields_are_the_predictions_that_were_scored(reset):
     assert fields.rows.tolist() == [0, 4, 8]
     assert fields.groups.tolist() == ["a", "b", "c"]
     np.testing.assert_allclose(fields.errors, np.array(row.errors)[[0, 4, 8]], rtol=1e-5)
-    truth, prediction = fields.truth.reshape(3, -1), fields.prediction.reshape(3, -1)
+    truth, prediction = fields.truth[..., 0], fields.prediction[..., 0]
     again = np.linalg.norm(prediction - truth, axis=1) / np.linalg.norm(truth, axis=1)
     np.testing.assert_allclose(again, fields.errors, rtol=1e-4)
+
+
+def test_points_are_kept_without_their_padding():
+    model, test, sizes = some_model(), some_points(), SIZES
+    (row,) = evaluate(model, test, POINTS, ORIGIN)
+    fields = sample_fields(model, test, POINTS, ORIGIN)
+    np.testing.assert_allclose(fields.errors, row.errors[:3], rtol=1e-5)
+    for sample in range(3):
+        queries, (truth, prediction) = fields.points(sample), fields.answers(sample)
+        positions, values = fields.observations(sample)
+        assert (len(truth), len(values)) == (sizes[sample], sizes[::-1][sample])
+        np.testing.assert_allclose(truth[:, 0], 1 + queries.sum(axis=1), rtol=1e-6)
+        np.testing.assert_allclose(values[:, 0], 1 + positions.sum(axis=1), rtol=1e-6)
+        error = np.linalg.norm(prediction - truth) / np.linalg.norm(truth)
+        np.testing.assert_allclose(error, fields.errors[sample], rtol=1e-4)
+    assert fields.dense.shape == (3, 96 * 96, 1)  # the field where no query lies
 
 
 def test_coordinates_are_in_the_units_of_the_axes():
     view = View(samples=2, axis_ends=(2.0, 1.0), profiles=(0.0, 0.43, 2.0))
     settings = EvaluationSettings(grids=(GRID,), batch_size=4, view=view)
-    fields = sample_fields(some_model(), some_test(), settings, ORIGIN)
-    np.testing.assert_allclose(fields.first, np.linspace(0, 2, GRID[0]), atol=1e-6)
-    np.testing.assert_allclose(fields.second, np.linspace(0, 1, GRID[1]), atol=1e-6)
+    over = OverDomain(views_of(some_test().samples, settings)[-1], settings)
+    evaluate(some_model(), some_test(), settings, ORIGIN, over=over)
+    fields = sample_fields(some_model(), some_test(), settings, ORIGIN, over=over)
+    (first, second), order = full_grid(fields.points(1))
+    np.testing.assert_allclose(first, np.linspace(0, 2, GRID[0]), atol=1e-6)
+    np.testing.assert_allclose(second, np.linspace(0, 1, GRID[1]), atol=1e-6)
+    np.testing.assert_array_equal(fields.truth[1, order, 0].reshape(GRID), waves(10)[1])
     np.testing.assert_allclose(fields.cuts, [0.0, 0.4, 2.0], atol=1e-6)  # the nearest saved times
-    np.testing.assert_array_equal(fields.profile_truth, waves(10)[:2, [0, 2, 10]].numpy())
+    np.testing.assert_allclose(fields.high, [2, 1])
+    assert fields.axis_labels.tolist() == ["time t", "space x"]
     assert fields.anchors.shape == (2, 20, 2)
     times = np.unique(fields.anchors[..., 0])
     np.testing.assert_allclose([times[0], times[-1]], [0, 2], atol=1e-6)
     assert fields.anchors[..., 1].max() <= 1 + 1e-6
 
 
-def test_pictures_are_thinned_and_profiles_are_not(monkeypatch):
+def test_errors_over_the_domain_and_spectra_are_of_all_test_samples():
+    settings = EvaluationSettings(grids=(GRID,), batch_size=4, view=View(profiles=(1.0,)))
+    test, model = some_test(), ConstantModel(0.0)
+    over = OverDomain(test.samples, settings)
+    evaluate(model, test, settings, ORIGIN, over=over)
+    found = over.arrays(np.array([2.0, 1.0]))
+    squares = waves(10).double().square().sum(dim=0).flatten()
+    np.testing.assert_allclose(found["squared_target"][:, 0], squares, rtol=1e-5)
+    np.testing.assert_allclose(found["squared_error"], found["squared_target"], rtol=1e-5)
+    assert (found["counts"] == 10).all()
+    expected = (np.abs(np.fft.rfft(waves(10)[:, 5].double(), norm="forward")) ** 2).mean(axis=0)
+    np.testing.assert_allclose(found["spectra"][0, :, 0], expected, rtol=1e-4, atol=1e-12)
+    np.testing.assert_allclose(found["spectra"][0, :, 2], expected, rtol=1e-4, atol=1e-12)
+    assert not found["spectra"][0, :, 1].any()
+
+
+def test_large_samples_are_thinned(monkeypatch):
     monkeypatch.setattr(fields_module, "PICTURE", (6, 12))
+    monkeypatch.setattr(fields_module, "POINTS", 4)
     fields = sample_fields(some_model(), some_test(), SETTINGS, ORIGIN)
-    assert fields.truth.shape == fields.prediction.shape == (4, 6, 12)
-    assert fields.profile_truth.shape[2] == GRID[1]
     rows = np.linspace(0, 10, 6).round().astype(int)
     columns = np.linspace(0, 23, 12).round().astype(int)
     expected = waves(10)[:4].numpy()[:, rows][:, :, columns]
-    np.testing.assert_array_equal(fields.truth, expected)
-    np.testing.assert_allclose(fields.second, columns / 23, atol=1e-6)
+    np.testing.assert_array_equal(fields.truth.reshape(4, 6, 12), expected)
+    fields = sample_fields(ConstantModel(), some_points(), POINTS, ORIGIN)
+    assert fields.queried.tolist() == [4, 4, 3]
+    assert fields.observed.tolist() == [4, 4, 4]
+    for sample in range(3):
+        queries, (truth, _) = fields.points(sample), fields.answers(sample)
+        assert len(np.unique(queries, axis=0)) == len(queries)
+        np.testing.assert_allclose(truth[:, 0], 1 + queries.sum(axis=1), rtol=1e-6)
 
 
 def test_models_without_anchors_have_none():
     fields = sample_fields(ConstantModel(), some_test(), SETTINGS, ORIGIN)
     assert fields.anchors.shape == (4, 0, 2)
+    none = EvaluationSettings(grids=(), view=View(samples=0))
+    assert sample_fields(ConstantModel(), some_points(), none, ORIGIN) is None
 
 
-def test_points_on_three_axes_have_no_fields():
-    points = Ragged.of(torch.rand(4, 3), torch.ones(4, 1), torch.tensor([2, 2]))
-    test = TestSplit(PointSamples(Domain.unit(3), points, points))
-    settings = EvaluationSettings(grids=())
-    assert sample_fields(ConstantModel(), test, settings, ORIGIN) is None
+def test_names_units_and_triangles_are_kept():
+    points = Ragged.of(torch.rand(8, 2), torch.ones(8, 1), torch.tensor([4, 4]))
+    test = TestSplit(
+        PointSamples(Domain.unit(2), points, points),
+        numbers=(0, 1),
+        cells=lambda number: np.array([[0, 1, 2]]) + number,
+        axes=(("x", "m"), ("y", "m")),
+        values=(("T", "K"),),
+        targets=(("T", "K"),),
+    )
+    fields = sample_fields(ConstantModel(), test, POINTS, ORIGIN)
+    assert fields.axis_labels.tolist() == ["x (m)", "y (m)"]
+    assert fields.value_labels.tolist() == fields.target_labels.tolist() == ["T (K)"]
+    np.testing.assert_array_equal(fields.cells(1), [[1, 2, 3]])
+
+
+def test_points_on_a_full_grid_are_known_in_any_order():
+    first, second = np.meshgrid([0.0, 0.2, 1.0], [0.0, 0.5, 0.6, 1.0], indexing="ij")
+    points = np.stack([first.ravel(), second.ravel()], axis=1)
+    shuffled = np.random.default_rng(0).permutation(12)
+    (across, up), order = full_grid(points[shuffled])
+    np.testing.assert_array_equal(across, [0.0, 0.2, 1.0])
+    np.testing.assert_array_equal(up, [0.0, 0.5, 0.6, 1.0])
+    np.testing.assert_array_equal(shuffled[order], np.arange(12))
+    assert full_grid(points[:-1]) is None
+    assert full_grid(np.concatenate([points[:-1], points[:1]])) is None  # not all pairs
 
 
 @pytest.fixture
@@ -96,11 +196,42 @@ def saved(tmp_path):
 
 def test_fields_come_back_as_they_were(saved):
     path, fields = saved
-    again = load_fields(path)
+    again = read_fields(path)
     for name, array in vars(fields).items():
         np.testing.assert_array_equal(getattr(again, name), array)
         assert getattr(again, name).dtype == array.dtype
-    assert again.title(1) == "test sample 1"
+    assert again.title(1) == "sample 1"
+
+
+def test_files_of_the_first_version_are_read(tmp_path):
+    old = read_fields(RESULTS / "demo-cpu" / "results" / "fields.npz")
+    assert old.axis_labels.tolist() == ["time t", "space x"]
+    error = np.linalg.norm(old.prediction - old.truth, axis=1)
+    error /= np.linalg.norm(old.truth, axis=1)
+    np.testing.assert_allclose(error[:, 0], old.errors, rtol=0.01)
+    points = {
+        "model": np.array("FST"),
+        "channels": np.array(2),
+        "low": np.array([-1.0]),
+        "high": np.array([4.0]),
+        "rows": np.array([7]),
+        "errors": np.array([0.25]),
+        "observed": np.array([2]),
+        "positions": np.array([[[0.5], [2.5]]]),
+        "values": np.array([[5.0, 6.0]]),
+        "queried": np.array([3]),
+        "queries": np.array([[[3.0], [1.0], [2.0], [0.0]]]),
+        "truth": np.array([[30.0, 10.0, 20.0, 0.0]]),
+        "prediction": np.array([[31.0, 12.0, 17.0, 9.0]]),
+    }
+    np.savez(tmp_path / "points.npz", **points)
+    old = read_fields(tmp_path / "points.npz")
+    np.testing.assert_array_equal(old.answers(0)[1][:, 0], [31, 12, 17])
+    assert old.target_labels.tolist() == ["target 1 of 2"]
+
+
+def test_what_not_every_field_has_is_empty():
+    assert {len(array) for name, array in empty_parts(0, 2, 1).items() if name != "bins"} == {0}
 
 
 def rewritten(path, **changes):
@@ -118,14 +249,24 @@ def test_a_pickle_inside_is_not_opened(saved):
 
     rewritten(path, truth=np.array([Trap()], dtype=object))
     with pytest.raises(DataError, match="cannot be read as saved fields"):
-        load_fields(path)
+        read_fields(path)
 
 
-def test_shapes_that_do_not_fit_are_refused(saved):
+@pytest.mark.parametrize("name", ["prediction", "queries", "high", "observed", "positions"])
+def test_shapes_that_do_not_fit_are_refused(saved, name):
     path, fields = saved
-    rewritten(path, prediction=fields.prediction[:, :-1])
-    with pytest.raises(DataError, match="prediction must have shape"):
-        load_fields(path)
+    rewritten(path, **{name: getattr(fields, name)[..., :-1]})
+    with pytest.raises(DataError, match=f"{name} must have shape"):
+        read_fields(path)
+
+
+@pytest.mark.parametrize("name", ["groups", "queries"])
+def test_arrays_that_do_not_fit_together_are_refused(saved, name):
+    path, fields = saved
+    array = getattr(fields, name)
+    rewritten(path, **{name: np.zeros((2, *array.shape[1:]), array.dtype)})
+    with pytest.raises(DataError, match=rf"fields\.npz: {name} must"):
+        read_fields(path)
 
 
 @pytest.mark.parametrize("length", [0, 10, 400, -30])
@@ -133,7 +274,7 @@ def test_a_truncated_file_is_refused(saved, length):
     path, _ = saved
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(DataError, match=r"fields\.npz"):
-        load_fields(path)
+        read_fields(path)
 
 
 def test_a_damaged_file_is_refused(saved):
@@ -143,7 +284,7 @@ def test_a_damaged_file_is_refused(saved):
     data[middle : middle + 64] = bytes(64)
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"fields\.npz"):
-        load_fields(path)
+        read_fields(path)
 
 
 def test_a_missing_array_is_named(saved):
@@ -152,4 +293,4 @@ def test_a_missing_array_is_named(saved):
         arrays = {name: file[name] for name in file if name != "anchors"}
     np.savez(path, **arrays)
     with pytest.raises(DataError, match="anchors"):
-        load_fields(path)
+        read_fields(path)

@@ -6,27 +6,40 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.collections import PatchCollection, QuadMesh
-from matplotlib.colors import Normalize
+from matplotlib.collections import PathCollection, QuadMesh, TriMesh
 
 from evaluation_fakes import (
+    GRID,
     ORIGIN,
     SETTINGS,
     ConstantModel,
     grouped_row,
     made_row,
     some_model,
+    some_points,
     some_test,
 )
-from fst.evaluation import charts, figures
-from fst.evaluation.fields import sample_fields
+from fst.evaluation import figures
+from fst.evaluation.fields import Fields, empty_parts
 from fst.evaluation.page import png
-from fst.evaluation.runs import Curves
+from fst.evaluation.protocol import EvaluationSettings, OverDomain, View, sample_fields
+from fst.evaluation.rows import METRICS, Curves
+from fst.evaluation.trivial import TrainingFacts
+
+RELATIVE = METRICS["relative_l2"]
 
 
 @pytest.fixture(scope="module")
 def fields():
-    return sample_fields(some_model(), some_test(), SETTINGS, ORIGIN)
+    facts = TrainingFacts((0.1,), (1.0,))
+    return SETTINGS.score(some_model(), some_test(), ORIGIN, facts, protocol="p")[1]
+
+
+@pytest.fixture(scope="module")
+def points():
+    settings = EvaluationSettings(grids=(), batch_size=2, view=View(samples=3))
+    over = OverDomain(some_points().samples, settings)
+    return sample_fields(some_model(), some_points(), settings, ORIGIN, over=over)
 
 
 def is_png(figure):
@@ -41,7 +54,7 @@ def meshes(axes):
 def test_solutions_show_reference_prediction_and_error(fields):
     figure = figures.solutions(fields, samples=[2])
     shown = [meshes(place)[0] for place in figure.axes if meshes(place)][:3]
-    truth, prediction = fields.truth[2], fields.prediction[2]
+    truth, prediction = (each.reshape(GRID) for each in fields.answers(2))
     for mesh, expected in zip(shown, (truth, prediction, np.abs(prediction - truth)), strict=True):
         np.testing.assert_array_equal(mesh.get_array(), expected)
     assert shown[0].norm is shown[1].norm  # reference and prediction share their colours
@@ -54,8 +67,7 @@ def test_solutions_show_reference_prediction_and_error(fields):
     [(0.0, 1.0, "neither"), (-0.2, 1.0, "min"), (0.0, 1.3, "max"), (-0.2, 1.3, "both")],
 )
 def test_colour_bars_say_whether_predictions_lie_beyond_them(fields, low, high, extend):
-    ramp = np.linspace(0, 1, fields.truth[0].size).reshape(fields.truth[:1].shape)
-    ramp = ramp.repeat(len(fields), axis=0)
+    ramp = np.linspace(0, 1, math.prod(GRID)).reshape(1, -1, 1).repeat(len(fields), axis=0)
     shown = replace(fields, truth=ramp, prediction=low + (high - low) * ramp)
     figure = figures.solutions(shown, samples=[0])
     bars = [
@@ -65,48 +77,166 @@ def test_colour_bars_say_whether_predictions_lie_beyond_them(fields, low, high, 
 
 
 def test_the_axes_say_what_they_are(fields):
-    figure = figures.solutions(fields, samples=[0])
+    figure = figures.solutions(replace(fields, target_labels=np.array(["u (m/s)"])), samples=[0])
     place = figure.axes[0]
     assert (place.get_xlabel(), place.get_ylabel()) == ("space x", "time t")
     assert place.get_xlim() == pytest.approx((0, 1))
     assert place.get_ylim() == pytest.approx((0, 2))
+    bars = {each.get_ylabel() for each in figure.axes}
+    assert {"u (m/s)", "|error|, u (m/s)"} <= bars
 
 
-def test_profiles_are_the_saved_ones(fields):
-    other = replace(fields, model=np.array("FNO"), profile_prediction=fields.profile_truth + 1)
-    figure = figures.profiles([fields, other], samples=[1])
-    assert [place.get_title() for place in figure.axes] == ["reference", "FST", "FNO"]
-    expected = (fields.profile_truth[1], fields.profile_prediction[1], fields.profile_truth[1] + 1)
-    for place, curves in zip(figure.axes, expected, strict=True):
-        for line, values in zip(place.lines, curves, strict=True):
-            np.testing.assert_array_equal(line.get_xdata(), fields.along)
-            np.testing.assert_array_equal(line.get_ydata(), values)
+def test_x_runs_to_the_right_with_its_true_length(points):
+    wide = replace(points, axis_labels=np.array(["x (m)", "y (m)"]), high=np.array([3.0, 1.0]))
+    place = figures.solutions(wide, samples=[0]).axes[0]
+    assert (place.get_xlabel(), place.get_ylabel()) == ("x (m)", "y (m)")
+    assert (place.get_xlim(), place.get_aspect()) == ((0, 3), 1.0)
+    other = replace(points, axis_labels=np.array(["x (m)", "y (s)"]))
+    assert figures.solutions(other, samples=[0]).axes[0].get_aspect() == "auto"
+    turned = replace(points, axis_labels=np.array(["y", "x"]))
+    assert figures.solutions(turned, samples=[0]).axes[0].get_xlabel() == "x"
+
+
+def test_scattered_points_are_drawn_where_they_are(points):
+    figure = figures.solutions(points, samples=[0])
+    kinds = [c for place in figure.axes for c in place.collections if isinstance(c, PathCollection)]
+    seen, truth, prediction, error = kinds[:4]
+    positions, values = points.observations(0)
+    right, found = (each[:, 0] for each in points.answers(0))
+    np.testing.assert_array_equal(seen.get_offsets(), positions)
+    np.testing.assert_array_equal(seen.get_array(), values[:, 0])
+    for shown, expected in ((truth, right), (prediction, found), (error, np.abs(found - right))):
+        np.testing.assert_array_equal(shown.get_offsets(), points.points(0))
+        np.testing.assert_array_equal(shown.get_array(), expected)
+    assert truth.norm is prediction.norm
+    assert prediction.colorbar.extend == "min"  # an untrained model is far below
+    assert is_png(figure)
+
+
+def test_meshes_are_drawn_as_triangles(points):
+    meshed = replace(points, triangles=np.array([[0, 0, 1, 2], [0, 2, 3, 4]]))
+    figure = figures.solutions(meshed, samples=[0])
+    drawn = [c for place in figure.axes for c in place.collections if isinstance(c, TriMesh)]
+    assert len(drawn) == 3
+    np.testing.assert_array_equal(drawn[0].get_array(), points.answers(0)[0][:, 0])
+    assert is_png(figure)
+
+
+def test_one_axis_is_drawn_as_curves_in_the_order_of_the_axis():
+    parts = empty_parts(1, 1, 1) | {
+        "model": np.array("FST"),
+        "axis_labels": np.array(["t (s)"]),
+        "value_labels": np.array(["h"]),
+        "target_labels": np.array(["h"]),
+        "low": np.array([-1.0]),
+        "high": np.array([4.0]),
+        "rows": np.array([7]),
+        "numbers": np.array([7]),
+        "roles": np.array([""]),
+        "errors": np.array([0.25]),
+        "observed": np.array([2]),
+        "positions": np.array([[[0.5], [2.5]]]),
+        "values": np.array([[[5.0], [6.0]]]),
+        "queried": np.array([3]),
+        "queries": np.array([[[3.0], [1.0], [2.0], [0.0]]]),  # the last one is padding
+        "truth": np.array([[[30.0], [10.0], [20.0], [0.0]]]),
+        "prediction": np.array([[[31.0], [12.0], [17.0], [9.0]]]),
+    }
+    figure = figures.curves(Fields(**parts))
+    answers, error = figure.axes
+    truth, prediction, seen = answers.lines
+    np.testing.assert_array_equal(seen.get_xydata(), [[0.5, 5], [2.5, 6]])
+    np.testing.assert_array_equal(truth.get_xydata(), [[1, 10], [2, 20], [3, 30]])
+    np.testing.assert_array_equal(prediction.get_xydata(), [[1, 12], [2, 17], [3, 31]])
+    np.testing.assert_array_equal(error.lines[0].get_xydata(), [[1, 2], [2, 3], [3, 1]])
+    assert all(place.get_xlim() == (-1, 4) for place in figure.axes)
+    assert (answers.get_title(), answers.get_xlabel()) == ("sample 7", "t (s)")
+    assert "0.2500" in error.get_title()
+
+
+def test_three_axes_are_drawn_in_slices():
+    grid = np.stack(np.meshgrid(*[np.linspace(0, 1, 5)] * 3, indexing="ij"), axis=-1)
+    queries = grid.reshape(1, -1, 3)
+    parts = empty_parts(1, 3, 1) | {
+        "model": np.array("FST"),
+        "axis_labels": np.array(["x", "y", "z"]),
+        "value_labels": np.array(["a"]),
+        "target_labels": np.array(["p"]),
+        "low": np.zeros(3),
+        "high": np.ones(3),
+        "rows": np.array([0]),
+        "numbers": np.array([0]),
+        "roles": np.array([""]),
+        "errors": np.array([0.1]),
+        "queried": np.array([125]),
+        "queries": queries,
+        "truth": queries @ np.array([[100.0], [10.0], [1.0]]),
+        "prediction": queries @ np.array([[100.0], [10.0], [2.0]]),
+    }
+    for normal, names in ((0, ("y", "z")), (1, ("x", "z")), (2, ("x", "y"))):
+        place = figures.solutions(Fields(**parts), [0], 0, normal).axes[0]
+        assert (place.get_xlabel(), place.get_ylabel()) == names
+        weights = np.delete([100.0, 10.0, 1.0], normal)
+        middle = 0.5 * (100.0, 10.0, 1.0)[normal]
+        even = np.linspace(0, 1, 5)
+        expected = middle + weights[0] * even + weights[1] * even[:, None]
+        np.testing.assert_allclose(meshes(place)[0].get_array(), expected)
+
+
+def test_profiles_lie_over_the_reference(fields):
+    other = replace(fields, model=np.array("FNO"), prediction=fields.truth + 1)
+    figure = figures.profiles([("mine", fields), ("theirs", other)], most=1)
+    assert [place.get_title() for place in figure.axes] == [
+        "mine (dashed) and reference", "theirs (dashed) and reference"
+    ]  # fmt: skip
+    cuts, along, truth, prediction = figures.sections(fields, 0)
+    np.testing.assert_array_equal(truth[0], fields.truth[0, : GRID[1], 0])
+    for place, expected in zip(figure.axes, (prediction, truth + 1), strict=True):
+        for reference, found, right, wanted in zip(
+            place.lines[::2], place.lines[1::2], truth, expected
+        ):
+            np.testing.assert_array_equal(reference.get_ydata(), right)
+            np.testing.assert_allclose(found.get_xydata(), np.stack([along, wanted], axis=1))
     assert len({place.get_ylim() for place in figure.axes}) == 1
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == [f"t = {cut:.3g}" for cut in fields.cuts]
+    assert labels == [f"t = {cut:.3g}" for cut in cuts]
     assert is_png(figure)
 
 
 def test_anchors_stand_where_they_are(fields):
     figure = figures.anchors(fields, samples=[0, 3])
-    points = [each for each in figure.axes[1].collections if not isinstance(each, QuadMesh)]
+    points = [each for each in figure.axes[1].collections if isinstance(each, PathCollection)]
     np.testing.assert_allclose(points[0].get_offsets(), fields.anchors[3][:, ::-1], rtol=1e-6)
     assert is_png(figure)
 
 
-def test_ellipses_are_drawn_at_a_third_of_the_length_scales(fields):
-    _, axes = figures.new_figure(1, 1, width=3, row_height=3)
-    sizes = np.linspace(0, 1, fields.anchors.shape[1])
-    figures.draw_ellipses(axes[0, 0], fields, 0, sizes, Normalize(0, 1))
-    collections = [c for c in axes[0, 0].collections if isinstance(c, PatchCollection)]
-    largest = collections[0].get_paths()  # in units of the axes, x first
-    for path, center, lengths in zip(
-        largest, fields.anchors[0], fields.length_scales[0], strict=True
-    ):
-        box = path.get_extents()
-        np.testing.assert_allclose((box.x0 + box.x1) / 2, center[1], atol=1e-5)
-        np.testing.assert_allclose((box.y0 + box.y1) / 2, center[0], atol=1e-5)
-        np.testing.assert_allclose((box.width, box.height), 0.7 * lengths[::-1], rtol=1e-3)
+def test_the_dense_field_ends_where_the_queries_end(points):
+    half = replace(points, queries=points.queries * np.array([0.3, 1.0], np.float32))
+    places, values = figures.dense_field(half, 1)
+    far = places[:, 0] > 0.8
+    assert np.ma.getmaskarray(values)[far].all()
+    assert not np.ma.getmaskarray(values).all()
+
+
+def test_the_error_over_time_is_relative_to_the_solution_then(fields):
+    figure = figures.along_axes([("FST", fields)])
+    curve, spectrum = figure.axes[0].lines[0].get_ydata(), figure.axes[1]
+    error, target = (
+        each[:, 0].reshape(GRID).sum(axis=1)
+        for each in (fields.squared_error, fields.squared_target)
+    )
+    np.testing.assert_allclose(curve, np.sqrt(error / target), rtol=1e-6)
+    assert figure.axes[0].get_xlabel() == "time t"
+    assert [line.get_label() for line in spectrum.lines] == ["reference", "FST", "FST, error"]
+    assert is_png(figures.over_domain(fields))
+
+
+def test_the_spread_of_errors_stands_beside_trivial_predictors():
+    rows = [made_row(), made_row(model="mean", parameters=0, errors=(0.7, 0.8, 0.9))]
+    (place,) = figures.histogram(rows).axes
+    assert sum(bar.get_height() for bar in place.patches) == 3
+    assert [float(line.get_xdata()[0]) for line in place.lines] == pytest.approx([0.3, 0.8])
+    assert figures.histogram([made_row(errors=(0.1,))]) is None
 
 
 def test_colours_are_centred_on_zero_for_both_signs():
@@ -120,8 +250,8 @@ def test_colours_are_centred_on_zero_for_both_signs():
 
 def test_nothing_enters_the_global_state(fields):
     before = dict(plt.rcParams)
-    figures.profiles([fields], samples=[0])
-    charts.training([("a", Curves(((1, 1.0),), ((1, 1.0),)))])
+    figures.profiles([("mine", fields)], most=1)
+    figures.training([("a", Curves(((1, 1.0),), ((1, 1.0),)))], RELATIVE)
     assert plt.get_fignums() == []
     assert dict(plt.rcParams) == before
 
@@ -134,7 +264,7 @@ def test_models_without_anchors_can_be_drawn():
 def test_the_difference_to_fno_is_in_percent_of_fno():
     fst = grouped_row({"0.01": 0.1, "1.0": 0.3})
     fno = grouped_row({"0.01": 0.2, "1.0": 0.25}, model="FNO")
-    figure = charts.viscosity([fst, fno])
+    figure = figures.viscosity([fst, fno])
     errors, change = figure.axes
     np.testing.assert_array_equal(errors.lines[0].get_ydata(), [0.1, 0.3])
     np.testing.assert_array_equal(errors.lines[1].get_ydata(), [0.2, 0.25])
@@ -146,30 +276,32 @@ def test_the_difference_to_fno_is_in_percent_of_fno():
 
 def test_without_fno_there_is_no_difference():
     fst = grouped_row({"0.01": 0.1, "1.0": 0.3})
-    assert len(charts.viscosity([fst]).axes) == 1
+    assert len(figures.viscosity([fst]).axes) == 1
     other_groups = grouped_row({"0.01": 0.1, "4.0": 0.3}, model="FNO")
-    assert len(charts.viscosity([fst, other_groups]).axes) == 1
-    assert charts.viscosity([made_row()]) is None
+    assert len(figures.viscosity([fst, other_groups]).axes) == 1
+    assert figures.viscosity([made_row()]) is None
 
 
 def test_local_decoding_against_all_anchors():
     rows = [made_row(errors=(0.1,))]
     rows += [made_row(errors=(0.1 + 1 / k,), neighbors=k) for k in (1, 4, 16)]
-    (place,) = charts.local_decoding(rows).axes
+    (place,) = figures.local_decoding(rows).axes
     curve, level = place.lines
     assert list(curve.get_xdata()) == [1, 4, 16]
     np.testing.assert_allclose(curve.get_ydata(), [1.1, 0.35, 0.1625])
     assert set(level.get_ydata()) == {0.1}
-    assert charts.local_decoding(rows[:1]) is None
+    assert figures.local_decoding(rows[:1]) is None
 
 
 def test_training_curves():
     loss = tuple((step, 1 / step) for step in range(1, 1001))
-    figure = charts.training([("a", Curves(loss, ((500, 0.2), (1000, 0.1)))), ("b", Curves())])
+    figure = figures.training(
+        [("a", Curves(loss, ((500, 0.2), (1000, 0.1)))), ("b", Curves())], RELATIVE
+    )
     left, right = figure.axes
     assert len(left.lines[0].get_xdata()) == 250  # means of four steps each
     first = sum(1 / step for step in range(1, 5)) / 4
     assert math.isclose(left.lines[0].get_ydata()[0], first)
     np.testing.assert_array_equal(right.lines[0].get_xydata(), [(500, 0.2), (1000, 0.1)])
     assert is_png(figure)
-    assert charts.training([("b", Curves())]) is None
+    assert figures.training([("b", Curves())], RELATIVE) is None

@@ -12,25 +12,25 @@ from torch import Tensor, nn
 from evaluation_fakes import COST, burgers_test, made_row, waves
 from fst.base import build_model as build
 from fst.classifiers import Classifier
+from fst.data import ImageData
 from fst.data.image_decoding import View
 from fst.data.image_samples import ResidentImages, StreamedImages
 from fst.data.images import find_split
 from fst.data.splits import TestSplit, ValidationSplit
-from fst.evaluation import notes
-from fst.evaluation.accuracy_tables import accuracy_table, class_table, comparison_table
+from fst.evaluation import report as notes
 from fst.evaluation.classification import (
     ClassificationSettings,
+    choose_images,
     evaluate,
-    fingerprint,
     measure,
+    sample_image_fields,
 )
-from fst.evaluation.image_fields import choose_images, sample_image_fields
-from fst.evaluation.once import score_once
 from fst.evaluation.protocol import EvaluationError
 from fst.evaluation.report import report
 from fst.evaluation.rows import Origin, Row, read_rows
-from fst.evaluation.runs import RESULTS, read_origin
-from fst.evaluation.tables import cost_table
+from fst.evaluation.runs import RESULTS, read_origin, score_once
+from fst.evaluation.tables import cost_table, error_table, grid_table, group_table
+from fst.evaluation.trivial import TrainingFacts
 from fst.evaluation_points import PointDraws
 from fst.training.batches import in_order
 from fst.vision import ImageClassifierConfig
@@ -154,15 +154,14 @@ def test_settings_are_checked():
 
 
 def test_the_fingerprint_is_of_weights_and_protocol():
-    cut = {"image_size": (8, 8), "resize": 9}
-    same = fingerprint(SETTINGS, cut, b"weights")
-    assert (
-        fingerprint(replace(SETTINGS, pictures=9, paper_errors=(0.1, 0.2)), cut, b"weights") == same
-    )
+    data = ImageData(image_size=(8, 8), resize=9)
+    same = SETTINGS.fingerprint(b"weights", data)
+    shown = replace(SETTINGS, pictures=9, paper_errors=(0.1, 0.2))
+    assert shown.fingerprint(b"weights", data) == same
     others = [
-        fingerprint(SETTINGS, cut, b"other"),
-        fingerprint(SETTINGS, {**cut, "resize": 10}, b"weights"),
-        fingerprint(replace(SETTINGS, batch_size=5), cut, b"weights"),
+        SETTINGS.fingerprint(b"other", data),
+        SETTINGS.fingerprint(b"weights", replace(data, resize=10)),
+        replace(SETTINGS, batch_size=5).fingerprint(b"weights", data),
     ]
     assert len({same, *others}) == 4
 
@@ -192,12 +191,12 @@ def test_accuracies_stand_beside_the_papers():
         image_row(0.3, paper_error=0.3047, recipe="imagenet/fst"),
         image_row(0.1, "top5_error", paper_error=0.10958, recipe="imagenet/fst"),
     ]
-    table = accuracy_table(rows)
+    table = error_table(rows)
     assert table.lines[0] == ("FST", "Top-1", "1,000", "70.000", "69.530", "+0.470")
     assert table.lines[1][-3:] == ("90.000", "89.042", "+0.958")
-    plain = accuracy_table([replace(row, paper_error=None) for row in rows])
+    plain = error_table([replace(row, paper_error=None) for row in rows])
     assert plain.header == ("Model", "Accuracy", "Images", "Ours (%)")
-    (line,) = comparison_table(rows).lines
+    (line,) = grid_table(rows).lines
     assert line[-2:] == ("70.000 (69.530)", "90.000 (89.042)")
 
 
@@ -205,10 +204,22 @@ def test_a_table_by_class():
     images, scores = some_images(), torch.zeros(11, len(CLASSES))
     scores[:, 1] = 1  # everything is a "b"
     rows = evaluate(Memory(scores), TestSplit(images), SETTINGS, ORIGIN)
-    lines = {line[0]: line[1:] for line in class_table(rows).lines}
+    lines = {line[0]: line[1:] for line in group_table(rows).lines}
     assert lines["b"] == ("2", "100.000")
     assert lines["a"] == ("2", "0.000")
-    assert class_table([made_row()]) is None
+    assert group_table([made_row()]) is None
+
+
+def test_the_most_frequent_class_stands_beside_a_model():
+    images, model = some_images(), Memory(torch.randn(11, len(CLASSES)))
+    facts = TrainingFacts(frequent_class="b")
+    rows, _ = SETTINGS.score(model, TestSplit(images), ORIGIN, facts, protocol="p")
+    trivial = rows[-1]
+    assert (trivial.model, trivial.trivial, trivial.metric) == (
+        *("most frequent class", True), "top1_error"
+    )  # fmt: skip
+    assert trivial.error == pytest.approx(9 / 11)
+    assert {group.name: group.error for group in trivial.groups}["b"] == 0
 
 
 def test_cost_in_images(tmp_path):

@@ -10,13 +10,10 @@ from matplotlib.collections import EllipseCollection, PathCollection
 from matplotlib.colors import Normalize
 
 from fst.data.errors import DataError
-from fst.evaluation import image_figures
-from fst.evaluation.arrays import save_fields
+from fst.evaluation import figures
+from fst.evaluation.fields import read_fields, save_fields
 from fst.evaluation.figures import new_figure
-from fst.evaluation.image_fields import load_image_fields
 from fst.evaluation.page import png
-from fst.evaluation.report import image_pictures
-from fst.evaluation.runs import read_fields
 from image_fakes import made_fields
 
 
@@ -27,7 +24,7 @@ def is_png(figure):
 
 def test_anchors_stand_over_their_image():
     fields = made_fields(count=5)
-    figure = image_figures.anchors(fields)
+    figure = figures.image_anchors(fields)
     place = figure.axes[1]  # the second image
     (picture,) = place.images
     np.testing.assert_array_equal(picture.get_array(), fields.pictures[1])
@@ -41,10 +38,10 @@ def test_anchors_stand_over_their_image():
 
 def test_a_title_says_what_the_image_is_and_what_it_was_taken_for():
     fields = made_fields(count=2)
-    titles = [place.get_title() for place in image_figures.guesses(fields).axes]
+    titles = [place.get_title() for place in figures.guesses(fields).axes]
     assert titles[:2] == ["red (0.90)", "red\ntaken for blue (0.40)"]
     long = replace(fields, guesses=np.array(["red", "a" * 80]))
-    assert len(max(image_figures.guesses(long).axes[1].get_title().splitlines(), key=len)) < 45
+    assert len(max(figures.guesses(long).axes[1].get_title().splitlines(), key=len)) < 45
 
 
 def test_a_circle_reaches_a_third_of_the_length_scale():
@@ -55,7 +52,11 @@ def test_a_circle_reaches_a_third_of_the_length_scale():
     figure, axes = new_figure(1, 1, width=4, row_height=3.5)
     figure.set_layout_engine("none")
     axes[0, 0].set_position([0, 0, 1, 1])
-    image_figures.draw_circles(axes[0, 0], fields, 0, np.array([0.4]), Normalize(0, 1))
+    size = np.array([0.4])
+    figures.draw_ellipses(
+        axes[0, 0], fields.anchors[0], fields.length_scales[0], size, Normalize(0, 1)
+    )
+    axes[0, 0].set(xlim=(0, 1), ylim=(1, 0))
     axes[0, 0].set_axis_off()
     figure.set_size_inches(4, 4)
     canvas = FigureCanvasAgg(figure)
@@ -71,7 +72,7 @@ def test_a_circle_reaches_a_third_of_the_length_scale():
 
 def test_colours_follow_the_length_scales_over_all_images():
     fields = made_fields(count=2)
-    figure = image_figures.anchors(fields)
+    figure = figures.image_anchors(fields)
     places = [
         [each for each in place.collections if isinstance(each, EllipseCollection)]
         for place in figure.axes
@@ -92,10 +93,10 @@ def test_colours_follow_the_length_scales_over_all_images():
 
 def test_models_without_anchors_show_their_guesses():
     fields = made_fields(anchors=0)
-    (picture,) = image_pictures([("my run", fields)])
+    (picture,) = figures.pictures(fields, "my run")
     assert picture.name == "my-run-guesses"
     assert is_png(picture.figure)
-    (picture,) = image_pictures([("my run", made_fields())])
+    (picture,) = figures.pictures(made_fields(), "my run")
     assert picture.name == "my-run-anchors"
     assert "0.35×" in picture.caption
 
@@ -122,7 +123,7 @@ def test_fields_that_do_not_fit_together_are_refused(tmp_path, change, message):
     path = tmp_path / "fields.npz"
     np.savez(path, **{**vars(made_fields()), **change})
     with pytest.raises(DataError, match=rf"fields.npz: {message}"):
-        load_image_fields(path)
+        read_fields(path)
 
 
 def test_a_damaged_file_is_named(tmp_path):

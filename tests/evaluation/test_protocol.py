@@ -19,13 +19,13 @@ from evaluation_fakes import (
     waves,
 )
 from fst.baselines.outputs import GridOutput
+from fst.data import BurgersData
 from fst.data.point_samples import PointSamples, Ragged
 from fst.data.splits import TestSplit, TrainingSplit, ValidationSplit
 from fst.evaluation.protocol import (
     EvaluationError,
     EvaluationSettings,
     evaluate,
-    fingerprint,
 )
 from fst.evaluation.rows import mean
 from fst.types import Domain
@@ -213,13 +213,14 @@ def test_a_row_says_where_it_came_from():
 
 
 def test_the_fingerprint_knows_weights_and_settings_but_not_the_papers_numbers():
-    first = fingerprint(SETTINGS, b"weights")
-    assert fingerprint(replace(SETTINGS, paper_errors=(0.1, 0.2)), b"weights") == first
+    data = BurgersData()
+    first = SETTINGS.fingerprint(b"weights", data)
+    assert replace(SETTINGS, paper_errors=(0.1, 0.2)).fingerprint(b"weights", data) == first
     others = {
-        fingerprint(SETTINGS, b"other"),
-        fingerprint(replace(SETTINGS, sobol_seed=1), b"weights"),
-        fingerprint(replace(SETTINGS, grids=(GRID,)), b"weights"),
-        fingerprint(replace(SETTINGS, neighbors=(1,)), b"weights"),
+        SETTINGS.fingerprint(b"other", data),
+        replace(SETTINGS, sobol_seed=1).fingerprint(b"weights", data),
+        replace(SETTINGS, grids=(GRID,)).fingerprint(b"weights", data),
+        replace(SETTINGS, neighbors=(1,)).fingerprint(b"weights", data),
         first,
     }
     assert len(others) == 5

@@ -16,17 +16,15 @@ from evaluation_fakes import (
     some_model,
     some_test,
 )
-from fst.data import BurgersData
 from fst.data.errors import DataError
-from fst.evaluation import notes
-from fst.evaluation.fields import sample_fields
-from fst.evaluation.once import score_once
-from fst.evaluation.page import Page, Picture, Section, write_page
-from fst.evaluation.protocol import View, evaluate
-from fst.evaluation.report import report
-from fst.evaluation.rows import Origin
-from fst.evaluation.runs import RESULTS, Curves, Run, read_curves, read_origin, read_run
-from fst.evaluation.trivial import trivial_rows
+from fst.evaluation import report as notes
+from fst.evaluation.figures import Picture
+from fst.evaluation.page import Page, Section, write_page
+from fst.evaluation.protocol import View
+from fst.evaluation.report import report, verdict
+from fst.evaluation.rows import ChannelError, Curves, Origin
+from fst.evaluation.runs import RESULTS, Run, read_curves, read_origin, read_run, score_once
+from fst.evaluation.trivial import TrainingFacts
 
 VOID = {"meta", "img", "link", "br"}
 
@@ -63,10 +61,8 @@ def score(folder, model, name, **changes):
     test = some_test()
 
     def compute():
-        rows = evaluate(model, test, settings, origin, protocol=name)
-        data = BurgersData(viscosities=(0.1, 0.2))
-        rows += trivial_rows(data, test, settings, origin, protocol=name)
-        return rows, sample_fields(model, test, settings, origin)
+        facts = TrainingFacts((0.1,), (1.2,))
+        return settings.score(model, test, origin, facts, protocol=name)
 
     rows = score_once(folder / RESULTS, name, compute)
     lines = [{"kind": "training", "step": step, "loss": 1 / step} for step in (10, 20, 30)]
@@ -89,8 +85,9 @@ def test_the_page_is_whole_and_carries_its_images(written):
     _, page = written
     text = page.read_text()
     parsed = Checked(text)
-    # Solutions of both, shared profiles, anchors of one, local decoding, training.
-    assert len(parsed.images) == 6
+    # Histogram, grids, local decoding; of both runs ranked samples, samples by place and errors
+    # over the domain, of one its anchors; profiles of both, time and spectra, training.
+    assert len(parsed.images) == 13
     for image in parsed.images:
         assert image["src"].startswith("data:image/png;base64,")
         assert len(image["alt"]) > 20
@@ -120,7 +117,7 @@ def test_markdown_points_to_its_images(written):
     _, page = written
     text = (page.parent / "report.md").read_text()
     links = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", text)
-    assert len(links) == 6
+    assert len(links) == 13
     for link in links:
         assert (page.parent / link).read_bytes().startswith(b"\x89PNG")
     assert "| FST | first |" in text
@@ -141,7 +138,7 @@ def test_runs_of_one_name_and_one_run_given_twice(tmp_path):
 
 
 def test_a_run_without_fields_has_tables(tmp_path):
-    rows = [made_row(run="points", grid=None, training=None)]
+    rows = [made_row(run="points", grid=None, training=None, errors=(0.1,))]
     score_once(tmp_path / "points" / RESULTS, "p", lambda: (rows, None))
     page = report([tmp_path / "points"], tmp_path / "out")
     assert Checked(page.read_text()).images == []
@@ -179,6 +176,37 @@ def test_notes_speak_of_pictures_where_there_are_some(written):
     assert notes.SELECTED_IMAGES in noted(guess)
     assert notes.SELECTED_IMAGENET not in noted(guess)
     assert notes.SELECTED_IMAGENET in noted(replace(guess, task="imagenet"))
+
+
+def test_the_first_line_says_how_good_the_model_is(written):
+    _, page = written
+    words = [text for text in Checked(page.read_text()).text if text.strip()]
+    assert words[2].startswith("first: FST has a mean relative L2 error of ")  # after two titles
+    channel = ChannelError("T", "K", 0.1, 0.3, 1.0)
+    rows = [
+        made_row(errors=(0.1,), channels=(channel,)),
+        made_row(model="mean of the training targets", parameters=0, errors=(0.5,)),
+    ]
+    assert verdict(rows) == (
+        "FST has a mean relative L2 error of 0.10000 on 1 unseen samples, 5.0 times lower than the "
+        "best trivial predictor, mean of the training targets (0.50000); its RMSE is 30.0 % of the "
+        "targets' standard deviation."
+    )
+    assert verdict(rows[1:]) is None
+
+
+def test_unrelated_data_sets_have_tables_of_their_own(tmp_path):
+    for name in ("heat.h5 1a", "wind.h5 2b"):
+        row = made_row(run=name, task="own", data=name, grid=None)
+        score_once(tmp_path / name / RESULTS, "p", lambda row=row: ([row], None))
+    report([tmp_path / "heat.h5 1a", tmp_path / "wind.h5 2b"], tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text()
+    for name in ("own, heat.h5 1a", "own, wind.h5 2b"):
+        assert (
+            f"## {name}: relative L2 error on the test set".replace(".", "\\.") in text
+            or name in text
+        )
+    assert text.count("| Model | Run |") == 3  # two of errors, one of costs
 
 
 def test_what_is_missing_is_named(tmp_path):
@@ -251,7 +279,7 @@ def test_pictures_need_names_of_their_own(written):
     folder, _ = written
     from fst.evaluation.figures import profiles
 
-    figure = profiles([read_run(folder / "first").fields], samples=[0])
+    figure = profiles([("first", read_run(folder / "first").fields)])
     picture = Picture("same", "caption", figure)
     page = Page("title", (), (Section("a", pictures=(picture, picture)),))
     with pytest.raises(ValueError, match="different names"):

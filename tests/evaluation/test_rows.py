@@ -19,11 +19,11 @@ from evaluation_fakes import (
     some_test,
 )
 from fst.data.errors import DataError
-from fst.evaluation import once
-from fst.evaluation.fields import load_fields, sample_fields
-from fst.evaluation.once import FIELDS, ROWS, score_once
-from fst.evaluation.protocol import EvaluationError
+from fst.evaluation import runs
+from fst.evaluation.fields import read_fields
+from fst.evaluation.protocol import EvaluationError, sample_fields
 from fst.evaluation.rows import GroupError, read_rows, shortened, write_rows
+from fst.evaluation.runs import FIELDS, ROWS, score_once
 
 
 def test_rows_come_back_as_they_were(tmp_path):
@@ -59,6 +59,7 @@ def test_shortened_numbers_are_the_same_in_float32(value):
         ({"seed": 1.5}, "seed"),
         ({"grid": "full"}, "grid"),
         ({"surprise": 1}, "surprise"),
+        ({"metric": "luck"}, "metric must be one of relative_l2"),
     ],
 )
 def test_rows_that_were_tampered_with_are_refused(tmp_path, change, message):
@@ -114,7 +115,7 @@ def test_scoring_again_replaces_rows_and_fields(tmp_path):
     model, test = some_model(), some_test()
     fields = sample_fields(model, test, SETTINGS, ORIGIN)
     score_once(tmp_path, "p", lambda: ([made_row()], fields))
-    assert load_fields(tmp_path / FIELDS).rows.tolist() == [0, 1, 2, 3]
+    assert read_fields(tmp_path / FIELDS).rows.tolist() == [0, 1, 2, 3]
     score_once(tmp_path, "q", lambda: ([made_row(protocol="q")], None), again=True)
     assert read_rows(tmp_path / ROWS)[0].protocol == "q"
     assert not (tmp_path / FIELDS).exists()  # those were another protocol's
@@ -124,7 +125,7 @@ def test_a_failure_leaves_no_rows_behind(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(once, "write_rows", fail)
+    monkeypatch.setattr(runs, "write_rows", fail)
     fields = sample_fields(some_model(), some_test(), SETTINGS, ORIGIN)
     with pytest.raises(OSError, match="disk full"):
         score_once(tmp_path, "p", lambda: ([made_row()], fields))

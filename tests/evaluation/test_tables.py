@@ -7,16 +7,16 @@ import pytest
 from rich.console import Console
 
 from evaluation_fakes import grouped_row, made_row
-from fst.evaluation.rows import GroupError
+from fst.evaluation.rows import METRICS, ChannelError, GroupError
 from fst.evaluation.tables import (
     Table,
+    channel_table,
     cost_table,
-    difference,
     duration,
     error_table,
     full_grid,
     grid_table,
-    viscosity_table,
+    group_table,
 )
 
 
@@ -66,18 +66,32 @@ def test_viscosities_by_model():
     groups = (GroupError("0.01", 1, 0.1, 0.12), GroupError("1.0", 1, 0.3, None))
     fst = grouped_row({"0.01": 0.1, "1.0": 0.3}, groups=groups, paper_error=0.25)
     fno = grouped_row({"0.01": 0.2, "1.0": 0.4}, model="FNO")
-    table = viscosity_table([fst, fno])
-    assert table.header == ("ν", "FST, ours", "FST, paper", "FNO, ours")
+    table = group_table([fst, fno])
+    assert table.header == ("ν", "Samples", "FST, ours", "FST, paper", "FNO, ours")
     assert table.lines == (
-        ("0.01", "0.10000", "0.12000", "0.20000"),
-        ("1.0", "0.30000", "–", "0.40000"),
-        ("all", "0.20000", "0.25000", "0.30000"),
+        ("0.01", "1", "0.10000", "0.12000", "0.20000"),
+        ("1.0", "1", "0.30000", "–", "0.40000"),
+        ("all", "2", "0.20000", "0.25000", "0.30000"),
     )
 
 
+def test_each_channel_has_its_own_errors():
+    heat = ChannelError("temperature", "K", 0.01, 2.0, 4.0)
+    wind = ChannelError("v", "", None, 3.0, 4.0)
+    row = made_row(channels=(heat, wind))
+    table = channel_table([row])
+    assert table.lines == (
+        ("FST", "temperature (K)", "0.01000", "2", "4", "0.500"),
+        ("FST", "v", "–", "3", "4", "0.750"),
+    )
+    assert row.std_error == pytest.approx(((0.5**2 + 0.75**2) / 2) ** 0.5)
+    assert error_table([row]).lines[0][-1] == "0.637"
+    assert channel_table([made_row()]) is None
+
+
 def test_one_viscosity_makes_no_table():
-    assert viscosity_table([grouped_row({"0.01": 0.1})]) is None
-    assert viscosity_table([made_row()]) is None
+    assert group_table([grouped_row({"0.01": 0.1})]) is None
+    assert group_table([made_row()]) is None
 
 
 def test_the_cost_of_training():
@@ -87,8 +101,10 @@ def test_the_cost_of_training():
 
 
 def test_differences_are_relative_to_the_paper():
-    assert difference(0.9, 1.0) == "-10.0 %"
-    assert difference(1.0, None) == "–"
+    relative, accuracy = METRICS["relative_l2"], METRICS["top1_error"]
+    assert relative.difference(0.9, 1.0) == "-10.0 %"
+    assert accuracy.difference(0.3, 0.3047) == "+0.470"
+    assert relative.difference(1.0, None) == accuracy.difference(1.0, None) == "–"
     assert duration(3 * 3600 + 62) == "3:01:02"
 
 

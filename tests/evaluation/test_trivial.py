@@ -1,44 +1,58 @@
 """The trivial predictors, whose errors follow with pen and paper."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from evaluation_fakes import ORIGIN, SETTINGS, burgers_test, waves
-from fst.data import BurgersData
-from fst.evaluation.protocol import EvaluationSettings
+from fst.data.point_samples import PointSamples, Ragged
+from fst.data.splits import TestSplit
+from fst.evaluation.protocol import EvaluationSettings, View, trivial_rows
+from fst.evaluation.rows import METRICS
 from fst.evaluation.trivial import (
     HeldInitial,
+    InverseDistance,
     LinearDiffusion,
     MeanInitial,
-    predictors,
-    trivial_rows,
+    ObservedMean,
+    TrainingFacts,
+    compared,
+    large_means,
+    observed_targets,
 )
-from fst.types import Observations
+from fst.types import Domain, Observations
 
-DATA = BurgersData(viscosities=(0.3,), final_time=0.5)
+FACTS = TrainingFacts((0.1,), (2.0,), diffusion=0.05)
+SQUARE = Domain.unit(2)
 NAMES = [
-    "zero", "initial condition held", "mean of the initial condition", "linear diffusion"
+    "mean of the training targets", "mean of the observations", "inverse-distance interpolation",
+    "initial condition held", "mean of the initial condition", "linear diffusion",
 ]  # fmt: skip
 
 
 def errors(fields):
     settings = EvaluationSettings(grids=(tuple(fields.shape[1:]),), paper_errors=(0.1,))
-    rows = trivial_rows(DATA, burgers_test(fields), settings, ORIGIN, protocol="p")
+    rows = trivial_rows(burgers_test(fields), settings, ORIGIN, FACTS, protocol="p")
     assert [row.model for row in rows] == NAMES
-    zero, held = rows[:2]
-    assert zero.paper_error is held.paper_error is None  # the paper has no such numbers
-    assert zero.parameters == held.parameters == 0
-    assert zero.protocol == held.protocol == "p"
-    assert zero.training is None
-    return np.array(zero.errors), np.array(held.errors)
+    for row in rows:
+        assert row.paper_error is None  # the paper has no such numbers
+        assert (row.parameters, row.protocol, row.training) == (0, "p", None)
+        assert row.trivial
+    return rows[0], np.array(rows[3].errors)
 
 
-def test_zero_is_wrong_by_everything():
-    zero, _ = errors(waves(5))
-    np.testing.assert_allclose(zero, 1, rtol=1e-6)
+def test_the_mean_of_the_training_targets_has_the_error_of_the_definition():
+    fields = waves(5)
+    row, _ = errors(fields)
+    difference = (fields - 0.1).flatten(1)
+    expected = difference.norm(dim=1) / fields.flatten(1).norm(dim=1)
+    np.testing.assert_allclose(row.errors, expected, rtol=1e-5)
+    (channel,) = row.channels
+    assert channel.rmse == pytest.approx(difference.square().mean().sqrt().item(), rel=1e-5)
+    assert row.std_error == pytest.approx(channel.rmse / 2)
 
 
 def test_a_steady_solution_is_held_exactly():
@@ -57,14 +71,65 @@ def test_a_growing_solution_has_the_error_of_its_growth():
 
 
 def test_every_grid_is_scored():
-    rows = trivial_rows(DATA, burgers_test(waves(3)), SETTINGS, ORIGIN)
+    rows = trivial_rows(burgers_test(waves(3)), SETTINGS, ORIGIN, FACTS)
     assert [(row.model, row.grid) for row in rows] == [
         (name, grid) for name in NAMES for grid in SETTINGS.grids
     ]
 
 
-def test_several_viscosities_have_no_one_diffusion():
-    assert list(predictors(BurgersData(viscosities=(0.1, 0.2)))) == NAMES[:3]
+def test_predictors_are_those_that_make_sense():
+    several = TrainingFacts((0.1,), (2.0,))
+    names = [row.model for row in trivial_rows(burgers_test(waves(3)), SETTINGS, ORIGIN, several)]
+    assert list(dict.fromkeys(names)) == NAMES[:5]  # several viscosities have no one diffusion
+    unknown = TrainingFacts((0.1, 0.2), (1.0, 1.0))  # not of these targets
+    names = [row.model for row in trivial_rows(burgers_test(waves(3)), SETTINGS, ORIGIN, unknown)]
+    assert list(dict.fromkeys(names)) == NAMES[1:5]
+    still = replace(SETTINGS, view=View(axis_names=("y", "x")))
+    test = burgers_test(waves(3))
+    names = [row.model for row in trivial_rows(test, still, ORIGIN, several)]
+    assert list(dict.fromkeys(names)) == NAMES[:3]
+    other = replace(test, values=(("a", ""),), targets=(("u", ""),))
+    names = [row.model for row in trivial_rows(other, still, ORIGIN, several)]
+    assert set(names) == set(NAMES[:1])
+
+
+def test_channels_are_matched_by_name():
+    points = Ragged.of(torch.rand(4, 2), torch.ones(4, 2), torch.tensor([2, 2]))
+    samples = PointSamples(SQUARE, points, points)
+    named = (("T", "K"), ("v", "m/s"))
+    assert observed_targets(TestSplit(samples, values=named, targets=named[::-1])) == (1, 0)
+    assert observed_targets(TestSplit(samples, values=named, targets=(("p", ""),) * 2)) is None
+    assert observed_targets(TestSplit(samples)) == (0, 1)
+
+
+def test_interpolation_is_exact_at_observations_and_ignores_padding():
+    positions = torch.rand(2, 20, 2)
+    values = torch.rand(2, 20, 1)
+    mask = torch.ones(2, 20, dtype=torch.bool)
+    mask[1, 5:] = False
+    given = Observations(positions, values, None, mask)
+    found = InverseDistance(given, SQUARE, (0,))
+    torch.testing.assert_close(found(positions)[0], values[0], atol=1e-4, rtol=0)
+    few = InverseDistance(Observations(positions[1:, :5], values[1:, :5]), SQUARE, (0,))
+    queries = torch.rand(1, 30, 2)
+    torch.testing.assert_close(found(queries.expand(2, -1, -1))[1:], few(queries))
+    mean = ObservedMean(given, SQUARE, (0,))(queries.expand(2, -1, -1))
+    torch.testing.assert_close(mean[1, 0], values[1, :5].mean(dim=0))
+
+
+def test_words_say_whether_anything_was_learned():
+    beside, measure = {"a": 0.4, "b": 0.2}, METRICS["relative_l2"]
+    assert compared(0.05, beside, measure).startswith("4.0 times lower than the best trivial")
+    assert "hardly better than the best trivial predictor, b" in compared(0.19, beside, measure)
+    assert "no better than" in compared(0.2, beside, measure)
+    assert compared(0.2, {}, measure) == ""
+
+
+def test_a_mean_that_dwarfs_the_standard_deviation_is_told():
+    assert large_means(["T"], [20.0], [5.0]) is None
+    warning = large_means(["T", "v"], [293.0, 0.0], [4.0, 1.0])
+    assert "T (mean 293, standard deviation 4)" in warning
+    assert "v (" not in warning
 
 
 @pytest.mark.parametrize("cells", [16, 17])
@@ -82,8 +147,8 @@ def test_linear_diffusion_is_the_heat_equation(cells):
     along = torch.linspace(0, 1, cells)
     positions = torch.stack((torch.zeros(cells), along), dim=-1)[None]
     values = exact(torch.zeros(cells), centres)[None, :, None]
-    found = LinearDiffusion(Observations(positions, values), diffusion)
-    mean = MeanInitial(Observations(positions, values))
+    found = LinearDiffusion(Observations(positions, values), SQUARE, diffusion)
+    mean = MeanInitial(Observations(positions, values), SQUARE)
     queries = torch.rand(1, 40, 2)
     x = (queries[..., 1] * (cells - 1) + 0.5) / cells
     expected = exact(queries[..., 0], x)[..., None]
@@ -98,7 +163,7 @@ def test_between_observations_the_initial_condition_is_linear():
     later = torch.tensor([[0.5, 0.0], [0.5, 1.0]])
     positions = torch.cat([initial, later])[None]
     values = torch.cat([3 * places - 1, torch.tensor([7.0, 7.0])])[None, :, None]
-    held = HeldInitial(Observations(positions, values))
+    held = HeldInitial(Observations(positions, values), SQUARE)
     queries = torch.rand(1, 30, 2)
     expected = 3 * queries[..., 1:] - 1
     torch.testing.assert_close(held(queries), expected, atol=1e-5, rtol=0)

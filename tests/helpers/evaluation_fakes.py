@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fst.data.point_samples import PointSamples, Ragged
 from fst.data.samples import BurgersSamples
 from fst.data.splits import TestSplit
 from fst.data.views import boundary_observation_indices, index_coordinates
@@ -19,6 +20,8 @@ from fst.types import Domain, Observations
 from small import small_config, small_model
 
 GRID = (11, 24)
+SIZES = [5, 8, 3, 6, 4, 7]
+"""Queries of each sample of `some_points`; backwards, its observations."""
 SETTINGS = EvaluationSettings(grids=((5, 6), GRID), batch_size=4)
 COST = TrainingCost(1_200, 90.0, 13.5, "NVIDIA H200", 1_000, 6.7)
 ORIGIN = Origin("run-one", "burgers-single/fst", "burgers-single", "FST", 7, "abc123", COST)
@@ -54,6 +57,16 @@ def burgers_test(
 def some_test(count: int = 10) -> TestSplit:
     """Ten samples make two batches of four and one of two."""
     return burgers_test(waves(count))
+
+
+def some_points() -> TestSplit:
+    """Points at random, in rows of unequal length, each with 1 + the sum of its coordinates."""
+
+    def ragged(sizes: list[int]) -> Ragged:
+        positions = torch.rand(sum(sizes), 2, generator=torch.Generator().manual_seed(0))
+        return Ragged.of(positions, 1 + positions.sum(dim=1, keepdim=True), torch.tensor(sizes))
+
+    return TestSplit(PointSamples(Domain.unit(2), ragged(SIZES[::-1]), ragged(SIZES)))
 
 
 def some_model(**changes: Any) -> FunctionSpaceTransformer:

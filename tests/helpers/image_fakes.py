@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fst.evaluation.image_fields import ImageFields
+from fst.evaluation.fields import ImageFields
 
 # Overrides that shrink any image recipe to seconds on a CPU.
 TRAINING = (

@@ -41,7 +41,8 @@ def stirred(model: nn.Module) -> nn.Module:
 
 
 def small_model(config: FunctionSpaceConfig | None = None) -> FunctionSpaceTransformer:
-    return stirred(FunctionSpaceTransformer(config or small_config()).double())
+    """In evaluation mode: the same call gives the same answer."""
+    return stirred(FunctionSpaceTransformer(config or small_config()).double()).eval()
 
 
 def some_observations(

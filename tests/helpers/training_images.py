@@ -115,7 +115,7 @@ class StreamedStripes(StripeSamples):
     def iterate(self, plan: Iterator[tuple[Tensor, int | None]]) -> Iterator[ImageBatch]:
         """Like a reader in the background, it asks for more of the plan than was taken."""
         waiting: list[ImageBatch] = []
-        for rows, seed in plan:
+        for rows, seed, _ in plan:
             waiting.append(self.batch(rows, None, None if seed is None else _bright(rows, seed)))
             if len(waiting) > self.ahead:
                 yield waiting.pop(0)

@@ -379,3 +379,25 @@ def test_what_is_no_module_is_named():
     for function in (fuse, unfuse, fused):
         with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got str"):
             function("model")
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+@pytest.mark.parametrize("neighbors", [None, 4])
+def test_many_queries_in_float32_on_a_cpu(monkeypatch, neighbors):
+    """Blend and MLP tile by tile, the products oneDNN's; another GELU goes the plain way."""
+    monkeypatch.setattr(modules, "MANY_POINTS", 10)
+    monkeypatch.setattr(modules, "MANY_ANCHORS", 2)
+    model = small_model(CONFIGS["condition"])
+    observations, queries = some_observations(model), some_queries(model, count=170)
+    calls = []
+    monkeypatch.setattr(
+        modules, "onednn_mlp", lambda *given, own=modules.onednn_mlp: calls.append(1) or own(*given)
+    )
+    for activation, number in (("none", 3 * len(queries)), ("tanh", 0)):
+        model.decoder.output[1].approximate = activation
+        with torch.no_grad():
+            wanted = unfuse(model).double()(observations)(queries, neighbors)
+            found = fuse(model).float()(observations.to(torch.float32))(queries.float(), neighbors)
+        assert (found - wanted).norm() < 1e-5 * wanted.norm()
+        assert len(calls) == number
+        calls.clear()

@@ -23,7 +23,7 @@ from fst.training.trainer import Trainer
 FAST = [name for name in RECIPES if name.startswith("fast/")]
 CHANGED = {
     *("schedule", "optimizer", "learning_rate", "predictor_learning_rate", "clip", "queries"),
-    *("augment", "checkpoint_every"),
+    *("augment", "checkpoint_every", "matrix_rate", "weight_decay"),
 }
 
 

@@ -192,7 +192,7 @@ def test_a_changed_recipe_is_not_resumed(stopped, capsys):
     recipe["training"] |= {"learning_rate": 0.5, "compile": False, "keep": 7}
     path.write_text(json.dumps(recipe))
     line = refused(capsys, "train", "--resume", stopped)
-    assert "training.learning_rate was 0.001, is 0.5" in line
+    assert "training.learning_rate was 0.002, is 0.5" in line
     # What does not change the course of a training may be changed, as an error's advice says.
     recipe["training"]["learning_rate"] = json.loads(kept)["training"]["learning_rate"]
     path.write_text(json.dumps(recipe))
@@ -246,7 +246,8 @@ def test_what_the_file_decides_is_no_option(trained, tmp_path, capsys, words, me
 
 def test_a_demo_goes_on_with_no_other_recipe(run, capsys):
     before = sorted(run.iterdir())
-    assert "holds a run of own/fst, not of demo/burgers" in refused(capsys, "demo", "--out", run)
+    told = refused(capsys, "demo", "--out", run)
+    assert "holds a run of own/fst, small, not of demo/burgers" in told
     (run / "summary.json").unlink()
     assert "holds a run of own/fst" in refused(capsys, "demo", "--out", run)
     assert sorted(run.iterdir()) == [path for path in before if path.name != "summary.json"]

@@ -96,7 +96,8 @@ def test_an_image_task_from_start_to_page(recipe, layout, tmp_path, request, cap
     assert fst_command("evaluate", run, *CPU) == 0
     assert "Top-1" in capsys.readouterr().out
     rows = json.loads((run / "results" / "rows.json").read_text())
-    assert [row["metric"] for row in rows] == ["top1_error", "top5_error"]
+    assert [row["metric"] for row in rows] == ["top1_error", "top5_error", "top1_error"]
+    assert rows[2]["model"] == "most frequent class"
     assert all(row["samples"] == len(row["errors"]) == 10 for row in rows)  # 9, and the grey one
     assert rows[0]["training"]["images_per_second"] > 0
     before = (run / "results" / "rows.json").read_bytes()

@@ -11,15 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fst import FunctionSpaceConfig, FunctionSpaceTransformer
 from fst.base import Model
 from fst.data.image_samples import ImageBatch
-from fst.data.samples import Rows
+from fst.data.samples import Batch, Rows
 from fst.metrics import label_ranks, top_errors
 from fst.pretrained import from_json, to_json
 from fst.training import NonFiniteError, TrainingError, TrainingSettings, loop
 from fst.training.schedules import WarmupCosine
 from fst.training.settings import CrossEntropy, RelativeL2
 from fst.training.trainer import Trainer
+from fst.types import Observations
 from training_fakes import TinyConfig, TinyModel, WaveSamples, tiny_settings
 from training_images import (
     CLASSES,
@@ -71,13 +73,68 @@ def gradients(trainer: Trainer) -> dict[str, Tensor]:
 def test_cross_entropy_equals_its_formula(smoothing: float, dtype: torch.dtype) -> None:
     logits = (5 * torch.randn(6, 7)).to(dtype)
     labels = torch.tensor([0, 6, 3, 3, 1, 5])
-    found = CrossEntropy(smoothing).losses(logits, ImageBatch(torch.empty(6, 3, 1, 1), labels))
+    batch = ImageBatch(torch.empty(6, 3, 1, 1), labels)
+    model = TinyClassifier(TinyClassifierConfig())
+    found = CrossEntropy(smoothing).losses(model, logits, batch)
     assert found.dtype == torch.float32
     for row, label, loss in zip(logits.double().tolist(), labels.tolist(), found.tolist()):
         normaliser = math.log(sum(map(math.exp, row)))
         target = [smoothing / 7 + (1 - smoothing) * (k == label) for k in range(7)]
         expected = -sum(q * (score - normaliser) for q, score in zip(target, row))
         assert loss == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("weights", [(), (1.0, 3.0)])
+@pytest.mark.parametrize("scale", ["relative", "absolute"])
+@pytest.mark.parametrize("channels", ["original", "standardized"])
+def test_l2_equals_its_formula(
+    channels: str, scale: str, weights: tuple[float, ...], masked: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    target, prediction = (torch.randn(3, 5, 2, generator=generator) for _ in range(2))
+    mean, std = torch.tensor([2.0, -1.0]), torch.tensor([0.5, 4.0])
+    model = FunctionSpaceTransformer(FunctionSpaceConfig(output_channels=2))
+    model.standardize_outputs.set(mean, std)
+    mask = torch.arange(5).expand(3, 5) < 4 if masked else None
+    positions = torch.zeros(3, 5, 2)
+    batch = Batch(Observations(positions, target[..., :1]), positions, target, mask)
+    objective = RelativeL2(channels, scale, weights)
+
+    real = slice(0, 4) if masked else slice(0, 5)
+    ours, theirs = prediction[:, real].double(), target[:, real].double()
+    if channels == "standardized":
+        ours, theirs = (ours - mean) / std, (theirs - mean) / std
+    weight = torch.tensor(weights or (1.0, 1.0))
+    expected = (weight * (ours - theirs) ** 2).mean(dim=(1, 2))
+    if scale == "relative":
+        expected = expected / (weight * theirs**2).mean(dim=(1, 2))
+    found = objective.losses(model, prediction, batch)
+    torch.testing.assert_close(found, expected.float(), atol=0, rtol=1e-5)
+
+
+def test_other_measures_have_other_names_and_old_recipes_the_old_one() -> None:
+    assert from_json({}, RelativeL2, "test").names == ("relative_l2",)
+    assert RelativeL2("standardized").names == ("standardized_relative_l2", "relative_l2")
+    assert RelativeL2("standardized", "absolute").names == ("standardized_l2", "relative_l2")
+    assert RelativeL2(weights=(2.0,)).names == ("weighted_relative_l2", "relative_l2")
+    with pytest.raises(ValueError, match="weights must be at least 0 and not all 0"):
+        RelativeL2(weights=(0.0, 0.0))
+
+
+def test_validation_also_reports_the_measure_of_the_test() -> None:
+    plain = wave_trainer(tiny_settings())
+    other = wave_trainer(tiny_settings(objective=RelativeL2(scale="absolute")))
+    plain.validate(), other.validate()
+    assert list(other.state.errors) == ["l2", "relative_l2"]
+    assert other.state.errors["relative_l2"] == plain.state.errors["relative_l2"]
+    assert other.state.errors["l2"] != pytest.approx(plain.state.errors["relative_l2"], rel=1e-3)
+
+
+def test_one_weight_for_each_channel_is_asked_for() -> None:
+    settings = tiny_settings(objective=RelativeL2(weights=(1.0, 2.0)))
+    with pytest.raises(TrainingError, match="each of the 1 target channels, got 2"):
+        wave_trainer(settings)
 
 
 def test_the_top_classes_are_counted_by_hand() -> None:

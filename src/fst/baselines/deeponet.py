@@ -28,12 +28,15 @@ class DeepONetConfig:
     """Everything that shapes the model. The defaults are the paper's single-viscosity Burgers."""
 
     low: tuple[float, ...] = (0.0, 0.0)
+    """Lower end of the domain on each axis."""
     high: tuple[float, ...] = (1.0, 1.0)
+    """Upper end of the domain on each axis."""
     observations: int = 1424
     """How many values every sample observes: the inputs of the branch."""
     branch: tuple[int, ...] = (918, 918)
     """Widths of the branch's layers; the last must be the trunk's last."""
     trunk: tuple[int, ...] = (918, 918)
+    """Widths of the trunk's layers."""
 
     def __post_init__(self) -> None:
         check_fields(self)

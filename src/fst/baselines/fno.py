@@ -26,18 +26,25 @@ class FNOConfig:
     """Everything that shapes the model. The defaults are the paper's single-viscosity Burgers."""
 
     low: tuple[float, ...] = (0.0, 0.0)
+    """Lower end of the domain on each axis."""
     high: tuple[float, ...] = (1.0, 1.0)
+    """Upper end of the domain on each axis."""
     grid: tuple[int, ...] = (201, 1024)
     """Points on each axis of the grid that is observed, predicted and supervised."""
     mask_channel: bool = True
     """Mark the observed points in a channel. Without it, every point must be observed."""
     value_channels: int = 1
+    """Channels of the observed values."""
     output_channels: int = 1
+    """Channels of the predicted field."""
     condition_channels: int = 0
+    """Numbers of the condition of a sample; 0: there is none."""
     log_condition: bool = False
     """Take the logarithm of the condition first: for positive inputs that span decades."""
     width: int = 48
+    """Features of a token."""
     layers: int = 4
+    """Blocks of the network."""
     modes: tuple[int, ...] = (10, 30)
     """Fourier modes kept on each axis, in the order of the axes."""
     odd_axes: Literal["published", "mended"] = "published"

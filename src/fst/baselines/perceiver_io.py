@@ -34,19 +34,29 @@ class PerceiverIOConfig:
     """Everything that shapes the model. The defaults are the paper's, for Burgers and Darcy."""
 
     low: tuple[float, ...] = (0.0, 0.0)
+    """Lower end of the domain on each axis."""
     high: tuple[float, ...] = (1.0, 1.0)
+    """Upper end of the domain on each axis."""
     value_channels: int = 1
+    """Channels of the observed values."""
     output_channels: int = 1
+    """Channels of the predicted field."""
     condition_channels: int = 0
+    """Numbers of the condition of a sample; 0: there is none."""
     log_condition: bool = False
     """Take the logarithm of the condition first: for positive inputs that span decades."""
     width: int = 240
+    """Features of a token."""
     heads: int = 8
+    """Heads of every attention."""
     latents: int = 256
+    """Latent vectors that read the observations."""
     layers: int = 6
     """Self-attention blocks between the two cross-attention blocks."""
     fourier_bands: int = 32
+    """Frequencies by which a coordinate is encoded, on each axis."""
     fourier_spacing: Spacing = "linear"
+    """How these frequencies grow: by equal steps or by equal factors."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -32,13 +32,21 @@ class TransolverConfig:
     """Everything that shapes the model. The defaults are the paper's, for Burgers and Darcy."""
 
     low: tuple[float, ...] = (0.0, 0.0)
+    """Lower end of the domain on each axis."""
     high: tuple[float, ...] = (1.0, 1.0)
+    """Upper end of the domain on each axis."""
     value_channels: int = 1
+    """Channels of the observed values."""
     output_channels: int = 1
+    """Channels of the predicted field."""
     width: int = 328
+    """Features of a token."""
     layers: int = 5
+    """Blocks of the network."""
     heads: int = 8
+    """Heads of every attention."""
     slices: int = 32
+    """Slices into which points are gathered in each layer."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -114,6 +122,7 @@ class GridTransolverConfig(TransolverConfig):
     """The same sizes, and the grid on which coefficient and solution live (the paper's Darcy)."""
 
     grid: tuple[int, ...] = (128, 128)
+    """Points on each axis of the grid."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,12 +31,17 @@ class ViTConfig:
     """A vision transformer on linearly projected patches."""
 
     class_names: tuple[str, ...]
+    """Names of the classes, in the order of their scores."""
     image_size: tuple[int, int] = (224, 224)
     """Height and width."""
     patch_size: int = 16
+    """Pixels on each side of a patch."""
     width: int = 176
+    """Features of a token."""
     layers: int = 10
+    """Blocks of the network."""
     heads: int = 4
+    """Heads of every attention."""
     hidden: int = 423
     """Width inside each feed-forward."""
 
@@ -59,6 +64,7 @@ class CNNViTConfig(ViTConfig):
     channels: int = 64
     """Of the patch encoder's convolutions."""
     encoder_width: int = 200
+    """Features of the patch encoder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,9 +29,8 @@ from fst.commands import train as train_command
 from fst.commands.device import choose_device
 from fst.commands.evaluate import evaluate
 from fst.evaluation.comparison import Comparison, Result
-from fst.evaluation.once import ROWS
 from fst.evaluation.protocol import device_name
-from fst.evaluation.runs import RESULTS
+from fst.evaluation.runs import RESULTS, ROWS
 from fst.io import read_json, write_json
 from fst.pretrained import WEIGHTS, from_json
 from fst.recipes import find

@@ -31,7 +31,7 @@ def demo(out: Path, *, device: str | None = None, console: Console | None = None
     else:
         train(find(RECIPE), out, device=device, console=console)
     console.rule("2. Held-out solutions")
-    evaluate(out, device=device, trivial=True, console=console)
+    evaluate(out, device=device, console=console)
     console.rule("3. Page")
     page = report([out], out / "report")
     console.print(f"Open {page} in a browser. The weights are in {out / 'best'}.")

@@ -1,12 +1,12 @@
 """`fst evaluate`: score a trained run on its test set, once."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from fst.classifiers import Classifier
 from fst.commands.device import choose_device
 from fst.commands.train import (
     check_same_data,
@@ -14,22 +14,14 @@ from fst.commands.train import (
     read_run,
     record_data,
 )
-from fst.data import BurgersData
-from fst.data.samples import Rows, Samples
-from fst.data.splits import TestSplit
-from fst.evaluation import classification, protocol
-from fst.evaluation.accuracy_tables import accuracy_table
-from fst.evaluation.classification import ClassificationSettings
-from fst.evaluation.fields import sample_fields
-from fst.evaluation.image_fields import sample_image_fields
-from fst.evaluation.once import ROWS, Scores, score_once
-from fst.evaluation.protocol import EvaluationError, EvaluationSettings
-from fst.evaluation.rows import ACCURACIES, Origin, Row, read_rows
-from fst.evaluation.runs import RESULTS, read_origin
-from fst.evaluation.tables import error_table
-from fst.evaluation.trivial import trivial_rows
+from fst.data.source import DataSource
+from fst.evaluation.protocol import EvaluationError, Scores
+from fst.evaluation.report import verdict
+from fst.evaluation.rows import Row, read_rows
+from fst.evaluation.runs import RESULTS, ROWS, read_origin, score_once
+from fst.evaluation.tables import channel_table, error_table, full_grid
+from fst.evaluation.trivial import TrainingFacts, large_means
 from fst.io import parse_json
-from fst.operators import Operator
 from fst.pretrained import WEIGHTS, PretrainedError, shipped
 from fst.recipes.quoting import comparable
 from fst.recipes.recipe import Recipe, recipe_from_json
@@ -44,21 +36,20 @@ def evaluate(
     data: Path | None = None,
     device: str | None = None,
     again: bool = False,
-    trivial: bool = False,
     unfinished: bool = False,
     console: Console | None = None,
 ) -> list[Row]:
     """Score the best weights of a run, print the table, and keep the rows with the run.
 
-    `trivial` adds the predictors that any Burgers model must beat. A test set is scored once, so
-    a run that may still go on is not scored unless `unfinished` says that it is meant.
+    Beside them stand predictors without parameters, which any model must beat. A test set is
+    scored once, so a run that may still go on is not scored unless `unfinished` says so.
     """
     console = console or Terminal()
     if not run.exists() and str(run) in shipped():
-        if data is not None or again or trivial:
+        if data is not None or again:
             raise EvaluationError(
                 f"{run} ships with fst and was scored when it was trained: only its stored rows "
-                "are shown, without --data, --again and --trivial"
+                "are shown, without --data and --again"
             )
         return show(shipped()[str(run)], console)
     recipe = comparable(read_recipe(run))
@@ -67,23 +58,23 @@ def evaluate(
             f"{run} has not finished, and a test set is scored once; go on with: "
             f"fst train --resume {run} (--unfinished scores it as it is)"
         )
-    if trivial and not isinstance(recipe.data, BurgersData):
-        raise EvaluationError(f"--trivial is for Burgers, {run} holds {recipe.name}")
     best = run / "best"
     if not (best / WEIGHTS).is_file():
         raise PretrainedError(f"{run} has no trained weights yet: best/{WEIGHTS} is missing")
-    mark = fingerprint(recipe, (best / WEIGHTS).read_bytes())
+    weights = (best / WEIGHTS).read_bytes()
+    protocol, settings = recipe.evaluation.fingerprint(weights, recipe.data), recipe.evaluation
     if data is not None and not again:
         check_not_scored(run, data)
-    classifies = isinstance(recipe.evaluation, ClassificationSettings)
     origin = read_origin(
         run,
         recipe=recipe.name,
         task=recipe.task,
         model=recipe.model_name,
         seed=recipe.training.seed,
-        images=recipe.training.batch_size if classifies else None,
+        images=settings.images_per_step(recipe.training.batch_size),
+        data=data_name(run, recipe, data),
     )
+    described = read_run(run)
 
     def compute() -> Scores:
         chosen = choose_device(device)
@@ -92,29 +83,62 @@ def evaluate(
         # the training may now be in the test.
         recipe.data.check_fits(recipe, run, path)
         check_same_data(run, recipe.data, path)
-        test: TestSplit[Any] = recipe.data.load_test(path, chosen)
-        if isinstance(recipe.evaluation, ClassificationSettings):
-            classifier = Classifier.from_pretrained(best).to(chosen)
-            return _score_classes(classifier, test, recipe.evaluation, origin, mark, console)
-        model = Operator.from_pretrained(best).to(chosen)
-        beside = recipe.data if trivial and isinstance(recipe.data, BurgersData) else None
-        return _score(model, test, recipe.evaluation, origin, mark, beside, console)
+        test = recipe.data.load_test(path, chosen)
+        model, facts = settings.load(best).to(chosen), training_facts(described, recipe.data, path)
+        return settings.score(model, test, origin, facts, protocol=protocol, console=console)
 
     scored = (run / RESULTS / ROWS).is_file() and not again
     with nullcontext() if scored else held(run):
-        score_once(run / RESULTS, mark, compute, again=again)
+        score_once(run / RESULTS, protocol, compute, again=again)
         if data is not None:
             record_data(run, data)
     return show(run, console)
 
 
 def show(run: Path, console: Console) -> list[Row]:
-    """Print the rows that are stored with a run or with shipped weights."""
+    """Print what is stored with a run or shipped weights: the table, what it says in words, and a
+    warning where relative errors mislead."""
     rows = read_rows(run / RESULTS / ROWS)
-    table = accuracy_table if any(row.metric in ACCURACIES for row in rows) else error_table
-    console.print(table(rows).terminal())
+    last = full_grid(rows)
+    console.print(error_table([row for row in rows if not row.trivial or row in last]).terminal())
+    table = channel_table(row for row in rows if not row.trivial)
+    if table is not None and len(table.lines) > 1:
+        console.print(table.terminal())
+    words, facts = [verdict(rows)], described_facts(read_run(run))
+    names = [each.name for each in last[0].channels]
+    if len(facts.mean) == len(names):
+        warning = large_means(names, facts.mean, facts.std)
+        words.append(warning and f"Warning: {warning}.")
+    for sentence in filter(None, words):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     console.print(f"rows: {run / RESULTS}", style="dim")
     return rows
+
+
+def described_facts(described: dict[str, Any]) -> TrainingFacts:
+    """Mean and standard deviation of the training targets, as a run recorded them."""
+    mean = described.get("output_mean")
+    std = described.get("output_std", described.get("output_deviation"))
+    if not isinstance(mean, list) or not isinstance(std, list) or len(mean) != len(std):
+        return TrainingFacts()
+    return TrainingFacts(tuple(map(float, mean)), tuple(map(float, std)))
+
+
+def training_facts(described: dict[str, Any], source: DataSource, data: Path) -> TrainingFacts:
+    """What the trivial predictors may know."""
+    return replace(
+        described_facts(described),
+        diffusion=source.diffusion,
+        frequent_class=source.frequent_class(data),
+    )
+
+
+def data_name(run: Path, recipe: Recipe, data: Path | None) -> str:
+    """A user's own data by name and contents; empty where the recipe says what they are."""
+    described = read_run(run)
+    path = data or Path(str(described.get("data", "")))
+    digest = str(described.get("training_digest", described.get("fingerprint", "")))[:6]
+    return f"{path.name} {digest}".strip() if recipe.data.own else ""
 
 
 def check_not_scored(run: Path, data: Path) -> None:
@@ -125,42 +149,6 @@ def check_not_scored(run: Path, data: Path) -> None:
             f"{stored}: this run was scored before, and a test set is scored once: {data} was not "
             "read; leave out --data to see the stored rows (--again scores anew)"
         )
-
-
-def fingerprint(recipe: Recipe, weights: bytes) -> str:
-    """Identifies the weights and the protocol that a run is scored by."""
-    settings = recipe.evaluation
-    if isinstance(settings, ClassificationSettings):
-        cut = {name: getattr(recipe.data, name) for name in ("image_size", "resize")}
-        return classification.fingerprint(settings, cut, weights)
-    return protocol.fingerprint(settings, weights)
-
-
-def _score(
-    model: Operator,
-    test: TestSplit[Samples],
-    settings: EvaluationSettings,
-    origin: Origin,
-    mark: str,
-    beside: BurgersData | None,
-    console: Console,
-) -> Scores:
-    rows = protocol.evaluate(model, test, settings, origin, protocol=mark, console=console)
-    if beside is not None:
-        rows += trivial_rows(beside, test, settings, origin, protocol=mark, console=console)
-    return rows, sample_fields(model, test, settings, origin)
-
-
-def _score_classes(
-    model: Classifier,
-    test: TestSplit[Rows],
-    settings: ClassificationSettings,
-    origin: Origin,
-    mark: str,
-    console: Console,
-) -> Scores:
-    rows = classification.evaluate(model, test, settings, origin, protocol=mark, console=console)
-    return rows, sample_image_fields(model, test, settings, origin)
 
 
 def read_recipe(run: Path) -> Recipe:

@@ -25,6 +25,7 @@ from fst.commands.prediction_files import (
     read_queries,
     write_prediction,
 )
+from fst.commands.prediction_formats import find_labels
 from fst.data.errors import DataError
 from fst.evaluation.protocol import measuring
 from fst.field import Field
@@ -47,7 +48,7 @@ def predict(
     force: bool = False,
     console: Console | None = None,
 ) -> Prediction:
-    """Ask a trained model and write its answer to `out` (.npz or .h5).
+    """Ask a trained model and write its answer to `out` (.npz, .h5, .csv, .vtu or .nc).
 
     `run` is a run folder, a folder of `save_pretrained`, or hf://owner/name for the hub.
     `neighbors` decodes from that many nearest anchors only. `condition` serves every sample of a
@@ -64,7 +65,8 @@ def predict(
             f"holds {len(given)} samples; give one set of queries for all, or one for each"
         )
     answer = ask(model.to(parse_device(device)), given, asked, neighbors)
-    write_prediction(out, answer)
+    labels = find_labels(observations, queries, model.domain.axes, model.output_channels)
+    write_prediction(out, answer, labels)
     if console is not None:
         samples, count = answer.predictions.shape[:2]
         text = f"{samples:,} samples at {count:,} queries each: {out}"

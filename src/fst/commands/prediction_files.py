@@ -3,7 +3,6 @@
 .npz files are read without unpickling; .csv files begin with a line that names their columns.
 """
 
-import io
 import re
 import zipfile
 import zlib
@@ -13,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from fst.commands.prediction_formats import FORMATS, PredictionLabels
 from fst.data.errors import DataError, reading, writing
 from fst.data.point_files import check_resolution, read_points
 from fst.data.point_samples import Ragged
@@ -28,7 +27,7 @@ from fst.types import Domain, Observations, check_queries
 
 GRID = re.compile(r"\d+(x\d+)*")
 POINT_FILES = (".h5", ".hdf5")
-OUTPUTS = (".npz", *POINT_FILES)
+OUTPUTS = tuple(FORMATS)
 
 Array = np.ndarray
 
@@ -141,18 +140,13 @@ def check_output(path: Path, force: bool) -> None:
         raise DataError(f"{path}: exists; use --force to replace it")
 
 
-def write_prediction(path: Path, prediction: Prediction) -> None:
-    """Write all arrays, whole or not at all."""
-    buffer = io.BytesIO()
-    if path.suffix == ".npz":
-        np.savez_compressed(buffer, **prediction.arrays())
-    else:
-        with h5py.File(buffer, "w") as file:
-            for name, array in prediction.arrays().items():
-                file.create_dataset(name, data=array)
+def write_prediction(path: Path, prediction: Prediction, labels: PredictionLabels) -> None:
+    """Write all arrays in the format of the path's ending, whole or not at all."""
+    with blame(path):
+        content = FORMATS[path.suffix](prediction.arrays(), labels)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, buffer.getvalue())
+        write_atomically(path, content)
 
 
 @contextmanager

@@ -1,7 +1,11 @@
-"""`fst train RECIPE`: every field of the recipe is an option, with its value as the default."""
+"""`fst train RECIPE`: every field of the recipe is an option, with its value as the default.
+
+What decides other options is read first: the recipe, the data, the weights to start from, and the
+short names `--steps`, `--lr` and `--batch-size`. So an option of the recipe goes before them.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +14,38 @@ from rich.console import Console
 from tyro.conf import AvoidSubcommands, arg
 
 from fst.commands import train as train_command
-from fst.recipes import find
-from fst.recipes.recipe import Recipe
+from fst.commands.device import choose_device
+from fst.io import read_json
+from fst.recipes import find, own
+from fst.recipes.comparison import seed_of
+from fst.recipes.recipe import Recipe, recipe_from_json
+from fst.training.budget import spend
+from fst.training.errors import TrainingError
+from fst.training.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class ShortOptions:
+    """What is read before the options of a recipe."""
+
+    data: Path | None = None
+    """Data folder, or your own file; ./data/... when not given, and made there if missing."""
+    device: str | None = None
+    """cpu or cuda; a GPU where there is one."""
+    config: Path | None = None
+    """A recipe as JSON, such as recipe.json of a run folder, instead of a recipe's name."""
+    start: Annotated[str | None, arg(name="from")] = None
+    """Start from the weights of a run, of a folder of save_pretrained, of a name that ships with
+    fst or of hf://owner/name, with a new schedule.
+    Without a recipe's name, the recipe and data of that run are taken."""
+    size: own.Size | None = None
+    """For own/...: the paper's size or a small one, whatever the device."""
+    steps: int | None = None
+    """Train for so many steps: a warm-up, one cosine to zero, ten validations."""
+    lr: float | None = None
+    """Base learning rate: short for --training.learning-rate."""
+    batch_size: int | None = None
+    """Samples in one step: short for --training.batch-size."""
 
 
 @dataclass(frozen=True)
@@ -19,39 +53,88 @@ class TrainOptions:
     """Options of a new run besides the fields of its recipe."""
 
     recipe: Annotated[Recipe, arg(name="")]
+    short: Annotated[ShortOptions, arg(name="")] = field(default_factory=ShortOptions)
     out: Path = tyro.MISSING
     """Folder for the run; it must be empty or absent."""
-    data: Path | None = None
-    """Data folder, or your own file; ./data/... when not given, and made there if missing."""
-    device: str | None = None
-    """cpu or cuda; a GPU where there is one."""
-
-
-@dataclass(frozen=True)
-class DataOption:
-    """The one option that decides what the others mean."""
-
-    data: Path | None = None
+    minutes: float | None = None
+    """Fit the run into this time on this machine: steps follow from a short measurement."""
+    seeds: int = 1
+    """Train so many times, with other seeds, into OUT/seed1, OUT/seed2, ..."""
 
 
 def _without_help(arguments: Sequence[str]) -> list[str]:
     return [word for word in arguments if word not in ("-h", "--help")]
 
 
-def train_recipe(name: str, arguments: Sequence[str], *, console: Console) -> None:
-    """Start a new run from the words after `fst train NAME`."""
-    recipe = find(name)
-    if recipe.data.shapes_options:
-        # Sizes come from the file, so it is read before the other options are understood.
-        named, _ = tyro.cli(DataOption, args=_without_help(arguments), return_unknown_args=True)
-        if named.data is not None:
-            recipe = recipe.data.fit(recipe, named.data)
-    recipe = recipe.data.shown(recipe)
-    default = TrainOptions(recipe)
+def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console) -> None:
+    """Start new runs from the words after `fst train`, the recipe's name first if there is one."""
+    short, _ = tyro.cli(ShortOptions, args=_without_help(arguments), return_unknown_args=True)
+    asked = _named(name, short)
+    data, reasons, minutes = short.data, {}, None
+    if short.start is not None:
+        asked = replace(asked, model=train_command.saved_config(short.start, asked))
+        if name is None and short.config is None and data is None:
+            data = train_command.recorded_data(Path(short.start))
+    recipe = asked
+    given = short.start is not None or short.config is not None  # then nothing is left to choose
+    if data is not None and recipe.task == own.TASK and not given:
+        choice = own.choose(recipe, data, choose_device(short.device), short.size)
+        recipe, minutes, reasons = choice.recipe, choice.minutes, choice.reasons
+    elif data is not None and recipe.data.shapes_options:
+        recipe = recipe.data.fit(recipe, data)
+    recipe = recipe.data.shown(_shortened(recipe, short))
     options = tyro.cli(
-        AvoidSubcommands[TrainOptions], default=default, args=arguments, prog=f"fst train {name}"
+        AvoidSubcommands[TrainOptions],
+        default=TrainOptions(recipe),
+        args=arguments,
+        prog=f"fst train {name or recipe.name}",
     )
+    if options.seeds < 1:
+        raise TrainingError(f"seeds must be at least 1, got {options.seeds}")
     recipe.data.check_changes(options.recipe)
-    train_command.train(
-        options.recipe, options.out, data=options.data, device=options.device, console=console
-    )
+    untouched = short.steps is None and options.recipe.training.schedule == recipe.training.schedule
+    minutes = options.minutes or (minutes if untouched else None)
+    folders = [options.out]
+    if options.seeds > 1:
+        folders = [options.out / f"seed{number + 1}" for number in range(options.seeds)]
+    for folder in folders:
+        RunFolder.require_free(folder)
+    for number, folder in enumerate(folders, start=1):
+        seed = seed_of(options.recipe, number)
+        train_command.train(
+            replace(options.recipe, training=replace(options.recipe.training, seed=seed)),
+            folder,
+            data=data,
+            device=short.device,
+            minutes=minutes,
+            weights=short.start,
+            reasons=reasons,
+            console=console,
+        )
+
+
+def _named(name: str | None, short: ShortOptions) -> Recipe:
+    """The recipe of a name, of a file, or of the run to start from."""
+    if name is not None and short.config is not None:
+        raise TrainingError("name a recipe or give --config, not both")
+    if name is not None:
+        return find(name)
+    path = short.config or (Path(short.start) / "recipe.json" if short.start else None)
+    if path is None:
+        raise ValueError("name a recipe (fst train RECIPE --out DIR) or --resume DIR")
+    found = read_json(path)
+    if found is None:
+        raise TrainingError(f"{path}: there is no such file, expected a recipe as JSON")
+    return recipe_from_json(found, str(path))
+
+
+def _shortened(recipe: Recipe, short: ShortOptions) -> Recipe:
+    """The recipe with what --lr, --batch-size and --steps say."""
+    training = recipe.training
+    if short.lr is not None:
+        training = replace(training, learning_rate=short.lr)
+    if short.batch_size is not None:
+        training = replace(training, batch_size=short.batch_size)
+    if short.steps is not None:
+        training = spend(training, short.steps)
+    return replace(recipe, training=training)

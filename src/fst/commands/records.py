@@ -76,7 +76,7 @@ def describe(run: Path) -> dict[str, Any]:
 
 def finest(rows: tuple[Row, ...]) -> Row:
     """The row of all anchors on the grid with the most points."""
-    whole = [row for row in rows if row.neighbors is None]
+    whole = [row for row in rows if row.neighbors is None and not row.trivial]
     if not whole:
         raise DataError("no row was decoded from all anchors")
     sizes = [1 if row.grid is None else prod(row.grid) for row in whole]

@@ -22,12 +22,11 @@ from matplotlib.figure import Figure
 from fst import pretrained
 from fst.commands.records import finest, read_records
 from fst.data.errors import DataError
-from fst.evaluation.charts import error_over_seconds
 from fst.evaluation.comparison import Comparison, Result
-from fst.evaluation.once import ROWS
-from fst.evaluation.rows import read_rows
-from fst.evaluation.runs import RESULTS, read_json
-from fst.evaluation.tables import NOTHING, Table, grid_name, number, unique
+from fst.evaluation.figures import error_over_seconds
+from fst.evaluation.rows import METRICS, NOTHING, RELATIVE_L2, read_rows
+from fst.evaluation.runs import RESULTS, ROWS, read_json
+from fst.evaluation.tables import Table, unique
 from fst.io import write_text
 from fst.recipes import ablation
 from fst.terminal import markdown
@@ -281,7 +280,7 @@ def weight_table() -> Table | None:
         near = [each.error for each in rows if each.neighbors == 16]
         size = (folder / pretrained.WEIGHTS).stat().st_size / 1e6
         lines.append(
-            (name, row.recipe, f"{size:.1f}", grid_name(row.grid), _error(row.error), _spread(near))
+            (name, row.recipe, f"{size:.1f}", row.column, _error(row.error), _spread(near))
         )
     header = ("Name", "Recipe", "MB", "Grid", "Relative L2", "16 nearest")
     return Table("Weights", header, tuple(lines), words=2) if lines else None
@@ -356,7 +355,7 @@ def _commit(row: Values) -> str:
 
 
 def _error(value: float | None) -> str:
-    return number(value)
+    return METRICS[RELATIVE_L2].text(value)
 
 
 def _mean(values: Iterable[float], form: Callable[[float], str] = "{:,.0f}".format) -> str:

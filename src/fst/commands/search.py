@@ -20,8 +20,8 @@ from rich.console import Console
 from fst.commands import jobs, result_store
 from fst.commands import train as train_command
 from fst.commands.device import choose_device
+from fst.evaluation.comparison import CHECKS, Search, Trial
 from fst.evaluation.runs import read_curves
-from fst.evaluation.search import CHECKS, Search, Trial
 from fst.io import file_errors, read_json, write_json
 from fst.recipes import search as search_recipes
 from fst.recipes.recipe import Recipe

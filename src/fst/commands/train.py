@@ -1,6 +1,7 @@
 """`fst train`: data, model, loop, run folder, in that order."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,20 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 
-from fst.base import Model, build_model
+from fst.base import Model, build_model, parameter_count
 from fst.commands.device import choose_device
 from fst.commands.same_recipe import check_same_recipe
 from fst.data.samples import Rows
 from fst.data.source import DataSource
 from fst.data.splits import TrainingSplit, ValidationSplit
 from fst.io import parse_json, write_json
+from fst.pretrained import check_shapes, find, read
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
 from fst.training.batches import check_batch_size
+from fst.training.budget import FEWEST_STEPS, Plan, StepBudget, fit_to_time, make_plan
 from fst.training.errors import TrainingError
-from fst.training.logging import check_wandb
+from fst.training.logging import check_wandb, duration
 from fst.training.loop import Summary
 from fst.training.loop import train as run_training
 from fst.training.run_folder import RunFolder, held
@@ -39,9 +42,17 @@ def train(
     *,
     data: Path | None = None,
     device: str | None = None,
+    minutes: float | None = None,
+    weights: str | Path | None = None,
+    reasons: Mapping[str, str] | None = None,
     console: Console | None = None,
 ) -> Summary:
-    """Start a new run in `out`, which must be empty or absent."""
+    """Start a new run in `out`, which must be empty or absent.
+
+    With `minutes` its steps fill this time, and no more than the schedule allows. `weights` are a
+    run or a saved model to start from. `reasons` say why a recipe is as it is, for one block of
+    text before training starts.
+    """
     chosen = choose_device(device)
     RunFolder.require_free(out)
     check_options(recipe)
@@ -52,7 +63,69 @@ def train(
     if PartialState().is_main_process:
         check_wandb(recipe.training)
     training, validation = load(recipe, data, chosen, console)
-    return start(recipe, out, data, training, validation, console)
+    # A run of a few steps is over before it is measured.
+    if minutes is not None or (reasons and recipe.training.schedule.maximum >= FEWEST_STEPS):
+        recipe = fit_to_budget(recipe, minutes, reasons or {}, training, validation, console)
+    return start(recipe, out, data, training, validation, console, weights=weights)
+
+
+def fit_to_budget(
+    recipe: Recipe,
+    minutes: float | None,
+    reasons: Mapping[str, str],
+    training: TrainingSplit[Rows],
+    validation: ValidationSplit[Rows],
+    console: Console | None,
+) -> Recipe:
+    """Measure the recipe on this machine, fit its steps into `minutes`, and say what follows."""
+    settings, most = recipe.training, recipe.training.schedule.maximum
+
+    def build() -> Model:
+        return prepare_model(recipe, training.samples)
+
+    voice = (console or Terminal()) if PartialState().is_main_process else Terminal(quiet=True)
+    voice.print("measuring how long a step takes on this machine", highlight=False)
+    if minutes is None:
+        plan = make_plan(StepBudget(most), build, settings, training, validation, validate=True)
+    else:
+        # A time that somebody asked for is used up; one that was chosen ends with the schedule.
+        seconds, most_steps = 60 * minutes, most if reasons else math.inf
+        settings, plan = fit_to_time(seconds, most_steps, build, settings, training, validation)
+    if plan.note is not None:
+        voice.print(plan.note, highlight=False)
+        settings = replace(settings, compile=False)
+    recipe = replace(recipe, training=settings)
+    voice.print(
+        _block(recipe, reasons, plan, build(), len(training.samples)),
+        highlight=False,
+        soft_wrap=True,
+    )
+    return recipe
+
+
+def _block(
+    recipe: Recipe, reasons: Mapping[str, str], plan: Plan, model: Model, samples: int
+) -> str:
+    """What a run will do, why, and how long it will take."""
+    settings, measured = recipe.training, plan.calibration
+    validations = math.ceil(plan.steps / settings.validate_every)
+    seconds = plan.steps / measured.steps_per_second + validations * measured.validation_seconds
+    drawn = "all targets" if settings.queries is None else f"{settings.queries:,} targets"
+    average = "no average" if settings.average is None else f"weights averaged ({settings.average})"
+    epochs = plan.steps * settings.batch_size / samples
+    lines = {
+        "model": f"{parameter_count(model):,} parameters",
+        "loss": settings.objective.names[0].replace("_", " "),
+        "batch": f"{settings.batch_size} samples, {drawn} of each",
+        "steps": f"{plan.steps:,}, which is {epochs:,.0f} epochs",
+        "regularisation": f"weight decay {settings.weight_decay:g}, {average}, best on validation",
+        "time": f"{duration(seconds)} at {measured.steps_per_second:.2g} steps a second (measured)",
+    }
+    shown = [
+        f"  {name:15}{text}{f'  [{reasons[name]}]' if name in reasons else ''}"
+        for name, text in lines.items()
+    ]
+    return "\n".join((recipe.name, *shown))
 
 
 def start(
@@ -62,16 +135,26 @@ def start(
     training: TrainingSplit[Rows],
     validation: ValidationSplit[Rows],
     console: Console | None = None,
+    *,
+    weights: str | Path | None = None,
 ) -> Summary:
     """Train from the beginning with `data`, which are loaded: a start that fails earlier leaves no
     folder behind."""
     model = prepare_model(recipe, training.samples)
+    if weights is not None:
+        load_weights(model, weights)
     samples = training.samples
     described = {"data": str(data.resolve())} | samples.describe()
     described |= recipe.data.fingerprint(data) | samples.left_out()
+    if weights is not None:
+        described["from"] = str(Path(weights).resolve() if Path(weights).exists() else weights)
     with held(out):
         folder = RunFolder.create(out, recipe.to_json(), described)
-        return run_training(model, training, validation, recipe.training, folder, console=console)
+        summary = run_training(
+            model, training, validation, recipe.training, folder, console=console
+        )
+    tell_error(recipe, summary, training, validation, console)
+    return summary
 
 
 def resume(
@@ -105,7 +188,10 @@ def _resume(
 ) -> Summary:
     out = folder.path
     if (out / "summary.json").is_file():
-        raise TrainingError(f"{out} has finished; score it with: fst evaluate {out}")
+        raise TrainingError(
+            f"{out} has finished; score it with: fst evaluate {out}, or train it longer in a new "
+            f"folder: fst train --from {out} --out NEW --steps N"
+        )
     recipe = recipe_from_json(folder.recipe, source=str(out / "recipe.json"))
     check_same_recipe(folder)
     path = data_of_run(recipe, out, data)
@@ -116,7 +202,27 @@ def _resume(
         record_data(out, data)
     model = prepare_model(recipe, training.samples)
     settings = _with_lower_rates(recipe.training, out, rate_factor)
-    return run_training(model, training, validation, settings, folder, console=console)
+    summary = run_training(model, training, validation, settings, folder, console=console)
+    tell_error(recipe, summary, training, validation, console)
+    return summary
+
+
+def tell_error(
+    recipe: Recipe,
+    summary: Summary,
+    training: TrainingSplit[Rows],
+    validation: ValidationSplit[Rows],
+    console: Console | None,
+) -> None:
+    """The last line: how good the validation error is beside trivial predictors."""
+    # By the measure of the test, whatever selected the weights.
+    error = summary.validation_errors.get("relative_l2", summary.validation_error)
+    if console is None or error is None or not PartialState().is_main_process:
+        return
+    words = recipe.evaluation.beside_validation(
+        error, training.samples, validation.samples, recipe.data
+    )
+    console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def _with_lower_rates(settings: TrainingSettings, run: Path, factor: float) -> TrainingSettings:
@@ -222,6 +328,31 @@ def prepare_model(recipe: Recipe, training: Rows) -> Model:
     recipe.training.objective.check(model, training)
     model.fit_statistics(training, recipe.standardization)
     return model
+
+
+def saved_model(source: str | Path) -> Path:
+    """The folder of weights that a run, or a folder of save_pretrained, holds."""
+    best = Path(source) / "best"
+    return best if best.is_dir() else find(source)
+
+
+def saved_config(source: str | Path, recipe: Recipe) -> Any:
+    """The configuration that weights were saved with, of the recipe's kind of model."""
+    config = Model.from_pretrained(saved_model(source)).config
+    if type(config) is not type(recipe.model):
+        raise TrainingError(
+            f"{source}: holds a {type(config).__name__}, {recipe.name} trains a "
+            f"{type(recipe.model).__name__}"
+        )
+    return config
+
+
+def load_weights(model: Model, source: str | Path) -> None:
+    """Give a model the weights of another, and the statistics that they were trained with."""
+    _, _, weights = read(saved_model(source))
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    check_shapes(weights, expected, str(source))
+    model.load_state_dict(weights)
 
 
 def data_path(recipe: Recipe, data: Path | None) -> Path:

@@ -8,7 +8,9 @@ labelled images.
 from fst.data import burgers, cole_hopf, darcy
 from fst.data.burgers_data import BurgersData
 from fst.data.check import Description, check_file, check_folder, check_images
+from fst.data.conversion import from_grid, from_meshes, from_table, from_xarray
 from fst.data.darcy_data import DarcyData
+from fst.data.dataset import PointDataset, collate
 from fst.data.errors import DataError
 from fst.data.image_augmentation import ImageAugmentation
 from fst.data.image_data import ImageData
@@ -16,7 +18,7 @@ from fst.data.image_samples import ImageBatch, ResidentImages, StreamedImages
 from fst.data.images import Skipped
 from fst.data.point_data import PointData
 from fst.data.point_files import Label, PointFile, PointSample, read_points
-from fst.data.point_writer import Labels, write_points
+from fst.data.point_writer import Labels, PointFunctions, write_points
 from fst.data.samples import Batch, BurgersSamples, GridSamples, Samples, Statistics
 from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
 
@@ -35,7 +37,9 @@ __all__ = [
     "Labels",
     "Partition",
     "PointData",
+    "PointDataset",
     "PointFile",
+    "PointFunctions",
     "PointSample",
     "ResidentImages",
     "Samples",
@@ -50,7 +54,12 @@ __all__ = [
     "check_folder",
     "check_images",
     "cole_hopf",
+    "collate",
     "darcy",
+    "from_grid",
+    "from_meshes",
+    "from_table",
+    "from_xarray",
     "read_points",
     "write_points",
 ]

@@ -10,6 +10,7 @@ made here also has the index lists `split/training`, `split/validation` and `spl
 as a JSON attribute, which PDEBench's readers ignore.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,9 @@ _CPU_BATCH = 32
 class BurgersData(DataSource):
     """Trajectories of u_t + (u²/2)_x = (ν/π) u_xx, observed at t = 0 and at both end cells."""
 
+    value_names = (("u", ""),)
+    target_names = (("u", ""),)
+
     viscosities: tuple[float, ...] = (0.01,)
     """The viscosities ν, one file each."""
     training: int = 2000
@@ -108,6 +112,11 @@ class BurgersData(DataSource):
     @property
     def grid(self) -> tuple[int, int]:
         return self.times, self.points
+
+    @property
+    def diffusion(self) -> float | None:
+        one = len(self.viscosities) == 1
+        return self.viscosities[0] / math.pi * self.final_time if one else None
 
     def files(self, folder: Path) -> list[Path]:
         """The files of this recipe, whether they exist or not."""
@@ -226,7 +235,8 @@ class BurgersData(DataSource):
         opened = self._open_all(folder)
         samples = self._read([(file, rows.test) for file, rows in opened], self.grid, device)
         counted = zip(self.viscosities, opened, strict=True)
-        return TestSplit(samples, tuple(f"{nu:g}" for nu, (_, rows) in counted for _ in rows.test))
+        groups = tuple(f"{nu:g}" for nu, (_, rows) in counted for _ in rows.test)
+        return TestSplit(samples, groups, values=self.value_names, targets=self.target_names)
 
     def _law(self, viscosity: float, test: int) -> Law:
         return {

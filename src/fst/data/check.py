@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fst.data import burgers_data, darcy_data, point_data, point_files
+from fst.data import burgers_data, darcy_data, point_files, point_samples
 from fst.data.errors import DataError, reading_hdf5
 from fst.data.image_data import TRAIN, VAL
 from fst.data.image_decoding import ImageError, decoding, default_threads, read
@@ -149,7 +149,7 @@ def _check_points(path: Path) -> Description:
     if file.partition is not None:
         point_files.check_trainable(path, file.partition, len(file))
     values, targets = _Range(), _Range()
-    learnable = point_data.TargetCheck(file)
+    learnable = point_samples.TargetCheck(file)
     for first in range(0, len(file), _BLOCK_SAMPLES):
         rows = np.arange(first, min(first + _BLOCK_SAMPLES, len(file)))
         values.see(torch.from_numpy(file.observations(rows).values))

@@ -57,6 +57,9 @@ _CHUNK_NODES = {"cpu": 2**21, "cuda": 2**25}
 class DarcyData(DataSource):
     """Solutions of −∇·(a∇u) = 1 on the unit square, zero on its boundary, a of two values."""
 
+    value_names = (("a", ""),)
+    target_names = (("u", ""),)
+
     resolution: int = 128
     """Points of each axis of the stored grid."""
     fine: int = 1024
@@ -238,7 +241,8 @@ class DarcyData(DataSource):
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
         """The first `test` samples of the test file on the whole grid."""
         fields = _read(self._open_test(folder), np.arange(self.test), device)
-        return TestSplit(GridSamples.fully_observed(*fields))
+        samples = GridSamples.fully_observed(*fields)
+        return TestSplit(samples, values=self.value_names, targets=self.target_names)
 
     def _law(self, start: int, count: int) -> Law:
         return {

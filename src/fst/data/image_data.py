@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +24,12 @@ from fst.data.image_samples import ResidentImages, StreamedImages, TimmTransform
 from fst.data.images import LabelledImages, Skipped, find_split, has_split, listed, require_classes
 from fst.data.source import DataSource, Recipe
 from fst.data.splits import TestSplit, TrainingSplit, ValidationSplit
+from fst.data.streaming import Storage, device_memory, is_small
 from fst.terminal import Terminal
 from fst.types import check_fields
 
 TRAIN, VAL = "train", "val"
 
-# "auto" keeps a split on the device where it takes at most this.
-_CPU_BYTES = 4 * 2**30
-_GPU_SHARE = 0.25
 # Names until the data give theirs, and how many classes the paper's numbers are about.
 CLASSES, PAPER_CLASSES = ("class 0", "class 1"), 1000
 _HELD_OUT = 0.05  # of the training images, unless their number is given
@@ -54,7 +52,7 @@ class ImageData(DataSource):
     """Height and width of the model's images."""
     resize: int = 256
     """Validation: the short side before the central image_size is cut out."""
-    storage: Literal["auto", "resident", "streamed"] = "auto"
+    storage: Storage = "auto"
     """resident decodes all images once and keeps them on the device; streamed decodes them in
     background processes at every use, and needs timm and torchvision for augmentation; auto is
     resident where a split takes at most a quarter of the GPU's memory (4 GiB without a GPU)."""
@@ -106,6 +104,12 @@ class ImageData(DataSource):
     def describe(self, folder: Path) -> tuple[str, ...]:
         """The names of the classes, sorted: class number i is the i-th of them."""
         return find_split(folder, TRAIN).class_names
+
+    def frequent_class(self, folder: Path) -> str | None:
+        if not has_split(folder, TRAIN):
+            return None
+        images = find_split(folder, TRAIN)
+        return images.class_names[int(images.counts.argmax())]
 
     def count_held_out(self, folder: Path) -> int:
         """How many training images are set aside."""
@@ -274,9 +278,9 @@ class ImageData(DataSource):
         if self.storage == "streamed":
             return False
         needed = len(images) * 3 * view.crop[0] * view.crop[1]
-        there = _memory(device)
         if self.storage == "auto":
-            return needed <= (_CPU_BYTES if there is None else _GPU_SHARE * there)
+            return is_small(needed, device)
+        there = device_memory(device)
         if there is not None and needed > there:
             raise DataError(
                 f"{images.files.source}: {len(images):,} images of {view.crop[0]} × "
@@ -350,10 +354,6 @@ def _val(folder: Path, train: LabelledImages | None) -> LabelledImages:
     if train is not None:
         require_classes(images, train.class_names, str(train.files.source))
     return images
-
-
-def _memory(device: torch.device) -> int | None:
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 def _main_console() -> Console:

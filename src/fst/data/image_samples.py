@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from fst.classifiers import IMAGENET_DEVIATION, IMAGENET_MEAN
 from fst.data.errors import DataError
@@ -29,6 +29,7 @@ from fst.data.image_augmentation import Boxes, ImageAugmentation, crop
 from fst.data.image_decoding import ImageError, View, decoding, read
 from fst.data.images import LabelledImages, Skipped
 from fst.data.samples import Rows
+from fst.data.streaming import Asked, stream
 
 ImageTransform = Callable[[Image.Image], Tensor]
 Item = tuple[Tensor, int, list[Skipped]]
@@ -178,6 +179,10 @@ class LabelledRows(Rows):
             "fingerprint": hashlib.sha256(names + labels).hexdigest()[:16],
         }
 
+    def decoded_rows(self) -> Int[Tensor, " m"]:
+        """The images that were there, once all have been asked for."""
+        return torch.arange(len(self))
+
     def left_out(self) -> dict[str, Any]:
         return {"skipped": [f"{item.name}: {item.reason}" for item in self.skipped]}
 
@@ -324,8 +329,14 @@ class StreamedImages(LabelledRows):
             items = list(pool.map(self._reader.__getitem__, ((r, None) for r in rows.tolist())))
         return self._assemble(*collate(items)).to(self._device)
 
+    def decoded_rows(self) -> Int[Tensor, " m"]:
+        """Those that another has not stood in for."""
+        bad = {item.name for item in self.skipped}
+        titles = (self.images.files.title(int(row)) for row in self.images.rows)
+        return torch.arange(len(self))[torch.tensor([title not in bad for title in titles])]
+
     def iterate(
-        self, plan: Iterator[tuple[Int[Tensor, " b"] | np.ndarray, int | None]]
+        self, plan: Iterable[Asked | tuple[Int[Tensor, " b"], int | None]]
     ) -> Iterator[ImageBatch]:
         """A batch on the CPU for each (rows, seed) of the plan, in its order.
 
@@ -333,17 +344,12 @@ class StreamedImages(LabelledRows):
         processes nor where a run was resumed changes an image. The seed None asks for evaluation
         views.
         """
-        asked = ([(int(row), seed) for row in rows] for rows, seed in plan)
-        loader: DataLoader[Any] = DataLoader(
-            self._reader,
-            batch_sampler=asked,
-            num_workers=self.workers,
-            collate_fn=collate,
-            pin_memory=self._device.type == "cuda",
-            generator=torch.Generator(),  # or the loader draws from everyone's
-        )
-        for images, labels, skipped in loader:
+        asked = (Asked(*entry) for entry in plan)
+        for images, labels, skipped in stream(self._read, asked, self.workers, self._device):
             yield self._assemble(images, labels, skipped)
+
+    def _read(self, asked: Asked) -> tuple[Tensor, Tensor, list[Skipped]]:
+        return collate([self._reader[int(row), asked.seed] for row in asked.rows])
 
     def _assemble(self, images: Tensor, labels: Tensor, skipped: list[Skipped]) -> ImageBatch:
         for item in skipped:

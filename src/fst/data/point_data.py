@@ -5,32 +5,27 @@ file names or, where it names none, splits drawn by seed. Channels, axes and dom
 `PointData.describe` gives them to whoever builds the model.
 """
 
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from rich.console import Console
 
 from fst.data.errors import DataError
-from fst.data.images import listed
+from fst.data.image_decoding import default_threads
 from fst.data.point_files import PointFile, Points, check_trainable, read_points
-from fst.data.point_samples import PointSamples, Ragged
+from fst.data.point_samples import PointSamples, Ragged, TargetCheck, warn_of_large_means
 from fst.data.samples import Samples
 from fst.data.source import DataSource, Recipe
-from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
+from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
+from fst.data.streamed_points import StreamedPoints
+from fst.data.streaming import Storage, is_small
 from fst.types import check_fields
 
-# ‖target‖² in float32, in which errors are measured, must leave room above for a first prediction
-# and below for a small error; and a sample so much smaller than the typical one would overflow the
-# first gradient.
-LEAST_SQUARE, LARGEST_SQUARE = 1e-30, 1e34
-LEAST_SHARE = 1e-16
-# A channel so much smaller adds a hundredth to the squared relative error if it is not learned.
-LARGEST_RATIO = 10.0
+_MOST_WORKERS = 8
+_DIGESTED_BYTES = 8 * 2**30  # of a split that is read whole to be known again
 # Fixed positions on the other axes, anchors per row, and evaluation points taken from anchors, by
 # the number of axes: about a thousand anchors on two and three, and as many as a line can use.
 LAYOUTS = {1: ((), 128, 64), 2: ((32,), 32, 256), 3: ((10, 10), 10, 256)}
@@ -51,9 +46,17 @@ class PointData(DataSource):
     """Part of the samples kept for the test."""
     split_seed: int = 0
     """Of the splits of a file that names none."""
+    storage: Storage = "auto"
+    """resident keeps all points on the device; streamed reads them from the file in background
+    processes at every use; auto is resident where a split takes at most a quarter of the GPU's
+    memory (4 GiB without a GPU)."""
+    workers: int | None = None
+    """Background processes that read streamed points; None is one a core, up to eight."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers must be at least 1, got {self.workers}")
         fractions = self.validation_fraction, self.test_fraction
         if not (fractions[0] > 0 and fractions[1] >= 0 and sum(fractions) < 1):
             raise ValueError(
@@ -68,12 +71,17 @@ class PointData(DataSource):
         """Domain, channels, names and units of the file."""
         return read_points(self.locate(folder))
 
+    def training_targets(self, folder: Path) -> Points:
+        """The targets of the training split, with their positions."""
+        file = self.describe(folder)
+        return file.queries(self.partition(file).training)
+
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
     ) -> None:
         """Nothing can be made for the user; the file is checked, so that errors come early."""
         del device, console
-        self._partition(self.describe(folder))
+        self.partition(self.describe(folder))
 
     def load(
         self,
@@ -87,21 +95,41 @@ class PointData(DataSource):
         if augment:
             raise ValueError("augment must be off: the symmetries of these points are not known")
         file = self.describe(folder)
-        partition = self._partition(file)
-        training = load_points(file, partition.training, learned=True)
-        validation = load_points(file, partition.validation)
-        return TrainingSplit(training.to(device)), ValidationSplit(validation.to(device))
+        partition = self.partition(file)
+        training = self._samples(file, partition.training, device, learned=True)
+        validation = self._samples(file, partition.validation, device)
+        return TrainingSplit(training), ValidationSplit(validation)
+
+    def _samples(
+        self, file: PointFile, rows: np.ndarray, device: torch.device | str, learned: bool = False
+    ) -> Samples:
+        device = torch.device(device)
+        small = self.storage == "auto" and is_small(file.bytes_of(rows), device)
+        if small or self.storage == "resident":
+            return load_points(file, rows, learned=learned).to(device)
+        workers = self.workers or min(_MOST_WORKERS, default_threads())
+        streamed = StreamedPoints(file, rows, workers=workers, device=device)
+        streamed.look_through(learned=learned)
+        return streamed
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
-        """The user's own points to the last digit: unlike others', they are never made again."""
+        """The user's own points to the last digit: unlike others', they are never made again.
+
+        Of a split too large to be read again and again, a few samples stand for all.
+        """
         file = self.describe(folder)
-        partition = self._partition(file)
-        return {
-            "training_samples": len(partition.training),
-            "validation_samples": len(partition.validation),
-            "training_digest": load_points(file, partition.training).digest(),
-            "validation_digest": load_points(file, partition.validation).digest(),
-        }
+        partition = self.partition(file)
+        found: dict[str, Any] = {}
+        for split in ("training", "validation"):
+            rows = getattr(partition, split)
+            if file.bytes_of(rows) > _DIGESTED_BYTES:
+                found["splits"] = [partition.digest]
+                looked = looked_at(rows)
+            else:
+                looked = rows
+            found[f"{split}_samples"] = len(rows)
+            found[f"{split}_digest"] = load_points(file, looked).digest()
+        return found
 
     def fit(self, recipe: Recipe, folder: Path) -> Recipe:
         """Channels and domain are the file's, and the layout of anchors follows its axes.
@@ -110,7 +138,7 @@ class PointData(DataSource):
         """
         model: Any = getattr(recipe, "model")  # noqa: B009 (any dataclass with a model)
         file, default = self.describe(folder), type(model)()
-        decided = _decided(file)
+        decided = _decided(file, model)
         if any(getattr(model, name) != getattr(default, name) for name in decided):
             shown = [
                 f"model.{name} cannot be {given}: it comes from this file, which has {found}"
@@ -119,16 +147,10 @@ class PointData(DataSource):
             if shown:
                 raise DataError(f"{file.path}: {'; '.join(shown)}")
             return recipe
-        axes = file.domain.axes
-        if len(model.low) != axes:
-            rows, per_row, from_anchors = LAYOUTS[axes]
-            decided |= {
-                "rows": rows,
-                "anchors_per_row": per_row,
-                "adaptive_axis": axes - 1,
-                "points_from_anchors": from_anchors,
-            }
+        if hasattr(model, "modes"):
+            decided["modes"] = tuple(min(16, max(2, size // 2)) for size in decided["grid"])
         changed: Any = recipe
+        decided |= anchor_layout(model, file.domain.axes)
         fitted: Recipe = replace(changed, model=replace(model, **decided))
         return fitted
 
@@ -144,12 +166,20 @@ class PointData(DataSource):
 
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
         file = self.describe(folder)
-        rows = self._partition(file).test
+        rows = self.partition(file).test
         if len(rows) == 0:
             raise DataError(f"{file.path}: its test split is empty")
-        return TestSplit(load_points(file, rows).to(device))
+        return TestSplit(
+            self._samples(file, rows, device),
+            numbers=tuple(rows.tolist()),
+            axes=file.axes,
+            values=file.values,
+            targets=file.targets,
+            cells=file.cells,
+        )
 
-    def _partition(self, file: PointFile) -> Partition:
+    def partition(self, file: PointFile) -> Partition:
+        """The splits that a file names, or those drawn by seed."""
         partition = file.partition or self._drawn(file)
         check_trainable(file.path, partition, len(file))
         return partition
@@ -163,20 +193,77 @@ class PointData(DataSource):
         return Partition.drawn(samples, **counts, seed=self.split_seed)
 
 
-def _decided(file: PointFile) -> dict[str, Any]:
-    """The settings of a model that a file decides."""
+def anchor_layout(model: Any, axes: int) -> dict[str, Any]:
+    """The anchors of a model whose default has another number of axes than the data."""
+    if not hasattr(model, "rows") or len(model.low) == axes:
+        return {}
+    rows, per_row, from_anchors = LAYOUTS[axes]
     return {
-        "low": file.domain.low,
-        "high": file.domain.high,
-        "value_channels": file.value_channels,
-        "output_channels": file.output_channels,
-        "condition_channels": file.condition_channels,
+        "rows": rows,
+        "anchors_per_row": per_row,
+        "adaptive_axis": axes - 1,
+        "points_from_anchors": from_anchors,
     }
+
+
+# How far from a grid point, in grid steps, a point may be and still mean that one.
+GRID_TOLERANCE = 1e-2
+# What a model without such a setting takes.
+FIXED = {"value_channels": 1, "output_channels": 1, "condition_channels": 0}
+
+
+def _decided(file: PointFile, model: Any) -> dict[str, Any]:
+    """The settings of a model that a file decides; an error where the model cannot take it."""
+    name = type(model).__name__.removesuffix("Config")
+    found: dict[str, Any] = {"low": file.domain.low, "high": file.domain.high}
+    for setting, taken in FIXED.items():
+        count = getattr(file, setting)
+        if hasattr(model, setting):
+            found[setting] = count
+        elif count != taken:
+            words = setting.replace("_", " ")
+            raise DataError(f"{file.path}: {name} takes {taken} {words}, this file has {count}")
+    if hasattr(model, "grid"):
+        found["grid"] = _grid(file, name)
+    if hasattr(model, "observations"):
+        found["observations"] = _shared_observations(file, name)
+    return found
+
+
+def _shared_observations(file: PointFile, name: str) -> int:
+    """How many observations every sample has, if they lie at the same points."""
+    observed = file.observations(np.arange(len(file)))
+    count = int(observed.sizes[0])
+    if (observed.sizes == count).all():
+        places = observed.positions.reshape(len(file), count, -1)
+        if np.allclose(places, places[:1], atol=1e-6):
+            return count
+    raise DataError(
+        f"{file.path}: {name} needs every sample to be observed at the same points, and those of "
+        "this file differ; own/fst takes any points"
+    )
+
+
+def _grid(file: PointFile, name: str) -> tuple[int, ...]:
+    """The regular grid over the whole domain on which all points of the file lie."""
+    low, high = np.array(file.domain.low), np.array(file.domain.high)
+    first = np.asarray(file[0].queries)
+    shape = tuple(len(np.unique(first[:, axis])) for axis in range(first.shape[1]))
+    rows = np.arange(len(file))
+    points = np.concatenate((file.queries(rows).positions, file.observations(rows).positions))
+    steps = (points - low) / (high - low) * (np.array(shape) - 1)
+    whole = len(first) == np.prod(shape) and min(shape) > 1
+    if not whole or np.abs(steps - steps.round()).max() > GRID_TOLERANCE:
+        raise DataError(
+            f"{file.path}: {name} needs all points on one regular grid over the whole domain, and "
+            "those of this file are scattered; own/fst takes any points"
+        )
+    return shape
 
 
 def _differences(model: Any, file: PointFile) -> dict[str, tuple[Any, Any]]:
     """Where a model does not fit a file: by name, what the model has and what the file has."""
-    pairs = {name: (getattr(model, name), value) for name, value in _decided(file).items()}
+    pairs = {name: (getattr(model, name), value) for name, value in _decided(file, model).items()}
     return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
 
 
@@ -190,60 +277,11 @@ def load_points(file: PointFile, rows: np.ndarray, *, learned: bool = False) -> 
     check = TargetCheck(file)
     check.see(rows, queried)
     check.finish(learned=learned, warn=learned)
+    if learned:
+        warn_of_large_means(file.path, file.targets, queried.values)
     return PointSamples(
         file.domain,
         Ragged.of(*map(torch.from_numpy, observed)),
         Ragged.of(*map(torch.from_numpy, queried)),
         None if condition is None else torch.from_numpy(condition),
     )
-
-
-class TargetCheck:
-    """What the relative error asks of targets: not all zero, and channels of similar sizes.
-
-    It sees targets a block at a time. The relative error of a sample (paper, Equation 7) is
-    ‖prediction − target‖ / ‖target‖, over all of its targets and all channels in their own units.
-    """
-
-    def __init__(self, file: PointFile) -> None:
-        self.file = file
-        self.norms: dict[int, tuple[float, int]] = {}  # ‖target‖² and targets, by row
-        self.squares = np.zeros(file.output_channels)
-
-    def see(self, rows: Int[np.ndarray, " n"], queried: Points) -> None:
-        with np.errstate(over="ignore", under="ignore"):
-            squares = np.einsum("pc,pc->p", queried.values, queried.values)
-            norms = np.add.reduceat(squares, np.cumsum(queried.sizes) - queried.sizes)
-        found = zip(norms.tolist(), queried.sizes.tolist(), strict=True)
-        self.norms |= dict(zip(rows.tolist(), found, strict=True))
-        # In float64 and without a float64 copy.
-        self.squares += np.einsum("pc,pc->c", queried.values, queried.values, dtype=np.float64)
-
-    def finish(self, *, learned: bool = False, warn: bool = True) -> None:
-        """Raise where a relative error is undefined; warn where a channel would hardly count."""
-        points = sum(size for _, size in self.norms.values())
-        bad = [
-            r for r, (norm, _) in self.norms.items() if not LEAST_SQUARE <= norm <= LARGEST_SQUARE
-        ]
-        if learned and not bad:
-            typical = LEAST_SHARE * self.squares.sum() / points
-            bad = [row for row, (norm, size) in self.norms.items() if norm < typical * size]
-        if bad:
-            raise DataError(
-                f"{self.file.path}: the relative error is undefined for targets that are all zero, "
-                "or too small or too large to be squared in float32 or beside the others, as they "
-                f"are in sample{'s' if len(bad) > 1 else ''} {listed([*map(str, bad)])}; leave "
-                "such samples out, or measure the targets in another unit"
-            )
-        sizes = np.sqrt(self.squares / points)
-        filled = sizes[sizes > 0]  # a channel of zeros cannot be brought to another size
-        if warn and len(filled) and filled.max() > LARGEST_RATIO * filled.min():
-            pairs = zip(self.file.targets, sizes, strict=True)
-            named = listed([f"{label.name}: {size:.3g}" for label, size in pairs])
-            warnings.warn(
-                f"{self.file.path}: the target channels' root mean squares differ by a factor of "
-                f"{filled.max() / filled.min():.3g} ({named}); loss and score are one relative "
-                "error over all channels, in which the small ones count little: bring them to "
-                "similar sizes",
-                stacklevel=3,
-            )

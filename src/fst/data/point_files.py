@@ -9,6 +9,8 @@
     queries/targets        (all queries, channels)         float32
     queries/offsets        (samples + 1)                   int64
     condition              (samples, channels)             float32, optional
+    cells/triangles        (all triangles, 3)              int64, optional: numbers of queries
+    cells/offsets          (samples + 1)                   int64, optional
     split/training, split/validation, split/test           row numbers, optional
 
 Sample i has the points offsets[i] to offsets[i + 1]. Positions are in the domain's own units, and
@@ -17,6 +19,7 @@ Enters: a file that `write_points` made. Leaves: what it holds, and of its sampl
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -60,6 +63,7 @@ class PointSample:
     condition: ArrayLike | None = None  # c
     mask: ArrayLike | None = None  # n
     query_mask: ArrayLike | None = None  # q
+    cells: ArrayLike | None = None  # triangles as numbers of queries (t 3), for pictures
 
 
 class Points(NamedTuple):
@@ -111,18 +115,39 @@ class PointFile:
             queried.positions,
             queried.values,
             None if condition is None else condition[0],
+            cells=self.cells(row),
         )
+
+    def cells(self, row: int) -> Int[np.ndarray, "t 3"] | None:
+        """The triangles between a sample's queries, where the file knows them."""
+        with reading_hdf5(self.path, LAYOUT) as file:
+            if "cells" not in file:
+                return None
+            first, last = file["cells/offsets"][row : row + 2].tolist()
+            triangles: np.ndarray = file["cells/triangles"][first:last].astype(np.int64)
+        queries = int(np.diff(self.query_offsets)[row])
+        if triangles.ndim != 2 or triangles.shape[1] != 3 or _outside(triangles, queries):
+            raise DataError(f"{self.path}: cells of sample {row} must number its {queries} queries")
+        return triangles
 
     def __iter__(self) -> Iterator[PointSample]:
         return (self[row] for row in range(len(self)))
 
-    def observations(self, rows: Int[np.ndarray, " n"]) -> Points:
-        """The observations of the given rows."""
-        return self._points("observations", "values", self.observation_offsets, rows)
+    def bytes_of(self, rows: Int[np.ndarray, " n"]) -> int:
+        """What the points of the given rows take in memory."""
+        observed = int(np.diff(self.observation_offsets)[rows].sum())
+        queried = int(np.diff(self.query_offsets)[rows].sum())
+        axes = self.domain.axes
+        wide = observed * (axes + len(self.values)) + queried * (axes + len(self.targets))
+        return 4 * wide
 
-    def queries(self, rows: Int[np.ndarray, " n"]) -> Points:
+    def observations(self, rows: Int[np.ndarray, " n"], opened: h5py.File | None = None) -> Points:
+        """The observations of the given rows; who reads often gives the file opened."""
+        return self._points("observations", "values", self.observation_offsets, rows, opened)
+
+    def queries(self, rows: Int[np.ndarray, " n"], opened: h5py.File | None = None) -> Points:
         """The queries and targets of the given rows."""
-        return self._points("queries", "targets", self.query_offsets, rows)
+        return self._points("queries", "targets", self.query_offsets, rows, opened)
 
     def conditions(self, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"] | None:
         if not self.condition:
@@ -133,10 +158,18 @@ class PointFile:
         _check_rows_finite(self.path, "condition", conditions, rows)
         return conditions
 
-    def _points(self, group: str, channel: str, offsets: np.ndarray, rows: np.ndarray) -> Points:
-        sizes = np.diff(offsets)[rows]
+    def _points(
+        self,
+        group: str,
+        channel: str,
+        offsets: np.ndarray,
+        rows: np.ndarray,
+        opened: h5py.File | None,
+    ) -> Points:
+        sizes = offsets[rows + 1] - offsets[rows]
         ends = np.cumsum(sizes)
-        with reading_hdf5(self.path, LAYOUT) as file:
+        source_of = reading_hdf5(self.path, LAYOUT) if opened is None else nullcontext(opened)
+        with source_of as file:
             read = []
             for name in ("positions", channel):
                 stored = file[group][name]
@@ -153,6 +186,10 @@ class PointFile:
                 f"{self.domain.low} to {self.domain.high}"
             )
         return Points(read[0], read[1], sizes)
+
+
+def _outside(triangles: np.ndarray, queries: int) -> bool:
+    return bool(triangles.size) and not 0 <= triangles.min() <= triangles.max() < queries
 
 
 def _runs(rows: Int[np.ndarray, " n"]) -> Iterator[tuple[int, int]]:

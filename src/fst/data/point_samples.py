@@ -6,15 +6,32 @@ domain, and is False in the masks. A split whose rows are all of one length need
 """
 
 import hashlib
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fst.data.errors import DataError
+from fst.data.images import listed
+from fst.data.point_files import Label, PointFile, Points
 from fst.data.samples import Batch, Samples, Statistics, moments, random_subsets
 from fst.types import Domain, Observations
+
+# ‖target‖² in float32, in which errors are measured, must leave room above for a first prediction
+# and below for a small error; and a sample so much smaller than the typical one would overflow the
+# first gradient.
+LEAST_SQUARE, LARGEST_SQUARE = 1e-30, 1e34
+LEAST_SHARE = 1e-16
+# A channel so much smaller adds a hundredth to the squared relative error if it is not learned.
+LARGEST_RATIO = 10.0
+# A mean beyond so many standard deviations hides what varies.
+LARGEST_OFFSET = 5.0
 
 
 @dataclass(frozen=True)
@@ -152,4 +169,82 @@ class PointSamples(Samples):
             value_deviation.where(value_deviation > 0, 1.0),
             output_mean,
             output_deviation.where(output_deviation > 0, 1.0),
+        )
+
+
+class TargetCheck:
+    """What the relative error asks of targets: not all zero, and channels of similar sizes.
+
+    It sees targets a block at a time. The relative error of a sample (paper, Equation 7) is
+    ‖prediction − target‖ / ‖target‖, over all of its targets and all channels in their own units.
+    """
+
+    def __init__(self, file: PointFile) -> None:
+        self.file = file
+        self.norms: dict[int, tuple[float, int]] = {}  # ‖target‖² and targets, by row
+        self.squares = np.zeros(file.output_channels)
+
+    def see(self, rows: Int[np.ndarray, " n"], queried: Points) -> None:
+        with np.errstate(over="ignore", under="ignore"):
+            squares = np.einsum("pc,pc->p", queried.values, queried.values)
+            norms = np.add.reduceat(squares, np.cumsum(queried.sizes) - queried.sizes)
+        found = zip(norms.tolist(), queried.sizes.tolist(), strict=True)
+        self.norms |= dict(zip(rows.tolist(), found, strict=True))
+        # In float64 and without a float64 copy.
+        self.squares += np.einsum("pc,pc->c", queried.values, queried.values, dtype=np.float64)
+
+    def finish(self, *, learned: bool = False, warn: bool = True) -> None:
+        """Raise where a relative error is undefined; warn where a channel would hardly count."""
+        points = sum(size for _, size in self.norms.values())
+        bad = [
+            r for r, (norm, _) in self.norms.items() if not LEAST_SQUARE <= norm <= LARGEST_SQUARE
+        ]
+        if learned and not bad:
+            typical = LEAST_SHARE * self.squares.sum() / points
+            bad = [row for row, (norm, size) in self.norms.items() if norm < typical * size]
+        if bad:
+            raise DataError(
+                f"{self.file.path}: the relative error is undefined for targets that are all zero, "
+                "or too small or too large to be squared in float32 or beside the others, as they "
+                f"are in sample{'s' if len(bad) > 1 else ''} {listed([*map(str, bad)])}; leave "
+                "such samples out, or measure the targets in another unit"
+            )
+        sizes = np.sqrt(self.squares / points)
+        filled = sizes[sizes > 0]  # a channel of zeros cannot be brought to another size
+        if warn and len(filled) and filled.max() > LARGEST_RATIO * filled.min():
+            pairs = zip(self.file.targets, sizes, strict=True)
+            named = listed([f"{label.name}: {size:.3g}" for label, size in pairs])
+            warnings.warn(
+                f"{self.file.path}: the target channels' root mean squares differ by a factor of "
+                f"{filled.max() / filled.min():.3g} ({named}); loss and score are one relative "
+                "error over all channels, in which the small ones count little: bring them to "
+                "similar sizes",
+                stacklevel=3,
+            )
+
+
+def offsets(targets: Float[np.ndarray, "p c"]) -> Float[np.ndarray, " c"]:
+    """|mean| / standard deviation of each channel; 0 for one that is constant."""
+    wide = targets.astype(np.float64)
+    mean, std = np.abs(wide.mean(axis=0)), wide.std(axis=0)
+    return np.where(std > 0, mean / np.where(std > 0, std, 1.0), 0.0)
+
+
+def warn_of_large_means(
+    path: Path, labels: Sequence[Label], targets: Float[np.ndarray, "p c"]
+) -> None:
+    """Warn where a constant would already have a small relative error."""
+    ratios = offsets(targets)
+    large = [n for n, ratio in enumerate(ratios) if ratio > LARGEST_OFFSET]
+    if large:
+        wide = targets.astype(np.float64)
+        named = listed(
+            [f"{labels[n].name}: {wide[:, n].mean():.4g} ± {wide[:, n].std():.2g}" for n in large]
+        )
+        warnings.warn(
+            f"{path}: the mean of the targets is far larger than their standard deviation "
+            f"({named}), so that a constant already has a relative error of about "
+            f"{1 / ratios[large].min():.2g}; --training.objective.channels standardized measures "
+            "in standard deviations instead",
+            stacklevel=3,
         )

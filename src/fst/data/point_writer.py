@@ -57,10 +57,19 @@ class Labels:
         return tuple(Label(entry) if isinstance(entry, str) else entry for entry in given)
 
 
+@dataclass(frozen=True)
+class PointFunctions:
+    """Samples with the box that holds all of their points, and names and units."""
+
+    samples: Sequence[PointSample]
+    domain: Domain
+    labels: Labels
+
+
 def write_points(
     path: Path | str,
-    samples: Iterable[PointSample],
-    domain: Domain,
+    samples: Iterable[PointSample] | PointFunctions,
+    domain: Domain | None = None,
     *,
     labels: Labels | None = None,
     splits: Mapping[str, Sequence[int]] | None = None,
@@ -68,12 +77,17 @@ def write_points(
 ) -> None:
     """Write samples, one at a time, to a file that appears only when it is complete.
 
+    The domain and labels of `PointFunctions`, as `from_grid` and its like make them, are their own.
     `splits` names row numbers as training, validation and test; without it they are drawn by seed
     when the file is used. Errors of the samples' own making pass through as they are.
     """
     check_argument("path", path, Path | str)
-    check_argument("domain", domain, Domain)
     check_argument("labels", labels, Labels | None)
+    if isinstance(samples, PointFunctions):
+        domain, labels = domain or samples.domain, labels or samples.labels
+        samples = samples.samples
+    check_argument("domain", domain, Domain)
+    assert domain is not None
     check_argument("splits", splits, Mapping | None)
     path = Path(path)
     try:
@@ -118,6 +132,7 @@ class _Writer:
         self.pending_points = 0
         self.sizes: dict[str, list[int]] = {"observations": [], "queries": []}
         self.conditions: list[np.ndarray] = []
+        self.cells: list[np.ndarray] = []
 
     def add(self, sample: PointSample) -> None:
         row = len(self.conditions)
@@ -127,15 +142,17 @@ class _Writer:
             ("queries", "queries", "targets", sample.query_mask),
         )
         for group, where, channel, mask in rows:
-            positions = _real(row, where, getattr(sample, where))
-            values = _real(row, channel, getattr(sample, channel))
+            positions = real_numbers(row, where, getattr(sample, where))
+            values = real_numbers(row, channel, getattr(sample, channel))
             place = f"sample {row}: {group}"
-            points, numbers = _checked_points(place, positions, values, mask, self.domain)
+            points, numbers = checked_points(place, positions, values, mask, self.domain)
             self._append(f"{group}/positions", points)
             self._append(f"{group}/{channel}", numbers)
             self.sizes[group].append(len(points))
             self.pending_points += len(points)
-        condition = _real(row, "condition", [] if sample.condition is None else sample.condition)
+        condition = real_numbers(
+            row, "condition", [] if sample.condition is None else sample.condition
+        )
         first = self.conditions[0] if self.conditions else condition
         hidden = np.ma.is_masked(condition)
         if condition.shape != (first.size,) or hidden or not _finite(condition):
@@ -143,10 +160,25 @@ class _Writer:
                 f"sample {row}: condition must hold {first.size} finite numbers like the first "
                 f"sample's, got shape {condition.shape}{' with masked ones' if hidden else ''}"
             )
+        self._add_cells(row, sample)
         self.conditions.append(np.ma.getdata(condition))
         if self.pending_points > _FLUSH_POINTS:
             with writing(self.path):
                 self._flush()
+
+    def _add_cells(self, row: int, sample: PointSample) -> None:
+        if sample.cells is None:
+            return
+        cells, queries = np.asarray(sample.cells), len(np.ma.asarray(sample.queries))
+        whole = self.sizes["queries"][-1] == queries and len(self.cells) == row
+        if not whole or cells.dtype.kind not in "iu" or cells.ndim != 2 or cells.shape[1] != 3:
+            raise ValueError(
+                f"sample {row}: cells must be whole numbers of shape (t, 3), for all samples or "
+                f"none, without masked queries, got {cells.dtype} of shape {cells.shape}"
+            )
+        if cells.size and not 0 <= cells.min() <= cells.max() < queries:
+            raise ValueError(f"sample {row}: cells must number its {queries} queries from 0")
+        self.cells.append(cells.astype(np.int64))
 
     def _append(self, name: str, block: np.ndarray) -> None:
         earlier = self.pending.setdefault(name, [])
@@ -187,6 +219,11 @@ class _Writer:
         file, count = self.file, len(self.conditions)
         for group, sizes in self.sizes.items():
             file[f"{group}/offsets"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        if self.cells:
+            if len(self.cells) != count:
+                raise ValueError("cells must be given for all samples or none")
+            file["cells/triangles"] = np.concatenate(self.cells)
+            file["cells/offsets"] = np.cumsum([0, *map(len, self.cells)])
         if self.conditions[0].size:
             file["condition"] = np.stack(self.conditions)
         counts = {
@@ -212,7 +249,7 @@ def _finite(numbers: np.ndarray) -> bool:
     return bool(np.isfinite(np.ma.getdata(numbers)).all())
 
 
-def _real(row: int, field: str, given: ArrayLike) -> np.ma.MaskedArray:
+def real_numbers(row: int, field: str, given: ArrayLike) -> np.ma.MaskedArray:
     """A sample's numbers as float32, in memory of their own: the caller may reuse its arrays.
 
     What a masked array hides, as netCDF readers return them, stays hidden.
@@ -231,7 +268,7 @@ def _real(row: int, field: str, given: ArrayLike) -> np.ma.MaskedArray:
     return np.ma.asarray(numbers.astype(np.float32))
 
 
-def _checked_points(
+def checked_points(
     place: str,
     positions: np.ma.MaskedArray,
     values: np.ma.MaskedArray,

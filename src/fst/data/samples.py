@@ -6,9 +6,11 @@ nothing loops over samples and nothing waits for the host.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -36,6 +38,24 @@ class Batch:
     queries: Float[Tensor, "b q s"]
     targets: Float[Tensor, "b q c"]
     mask: Bool[Tensor, "b q"] | None = None
+
+    def to(self, device: torch.device | str) -> Self:
+        """On a device; without waiting where the batch is pinned."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """As PyTorch's loader asks for it."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        def some(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else change(tensor)
+
+        given = self.observations
+        observations = Observations(
+            change(given.positions), change(given.values), some(given.condition), some(given.mask)
+        )
+        return type(self)(observations, change(self.queries), change(self.targets), some(self.mask))
 
 
 @dataclass(frozen=True)
@@ -106,6 +126,15 @@ class Samples(Rows):
     output_channels: int
     condition_channels: int
 
+    @property
+    def grid_shape(self) -> tuple[int, ...] | None:
+        """How many points of each axis are held, where they lie on a grid."""
+        return None
+
+    def on_grid(self, counts: tuple[int, ...]) -> Self:
+        """The same samples at fewer points of their grid."""
+        raise ValueError(f"a {counts} grid was asked for, but these samples lie on no grid")
+
     @abstractmethod
     def batch(
         self,
@@ -157,6 +186,26 @@ def moments(values: Float[Tensor, "n c"]) -> tuple[Float[Tensor, " c"], Float[Te
     mean = mean / len(values)
     squares = sum(((b.double() - mean).square().sum(dim=0) for b in values.split(step)), zero)
     return mean.cpu(), (squares / len(values)).sqrt().cpu()
+
+
+class RunningMoments:
+    """Mean and standard deviation of each channel of numbers seen a block at a time, in float64."""
+
+    def __init__(self, channels: int) -> None:
+        self.count, self.mean, self.squares = 0, np.zeros(channels), np.zeros(channels)
+
+    def see(self, block: Float[np.ndarray, "n c"]) -> None:
+        count, mean = len(block), block.mean(axis=0, dtype=np.float64)
+        shift = mean - self.mean
+        self.squares += np.square(block - mean).sum(axis=0)
+        self.squares += shift**2 * (self.count * count / (self.count + count))
+        self.count += count
+        self.mean += shift * (count / self.count)
+
+    def result(self) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
+        """A constant channel has standard deviation 1."""
+        std = np.sqrt(self.squares / self.count)
+        return torch.from_numpy(self.mean), torch.from_numpy(np.where(std > 0, std, 1.0))
 
 
 def scalar_moments(values: Tensor) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:

@@ -26,6 +26,21 @@ class DataSource(ABC):
     shapes_options: ClassVar[bool] = False
     """Whether the data decide defaults of a recipe's options, so that they are looked at first."""
 
+    value_names: ClassVar[tuple[tuple[str, str], ...]] = ()
+    target_names: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Names and units of what is observed and of what is asked for, where they are always the
+    same."""
+
+    @property
+    def diffusion(self) -> float | None:
+        """For solutions that diffuse: the coefficient times the last time; None elsewhere."""
+        return None
+
+    def frequent_class(self, folder: Path) -> str | None:
+        """For classes: the one that most training samples have; None elsewhere."""
+        del folder
+        return None
+
     @property
     def grid(self) -> tuple[int, ...] | None:
         """The stored grid, if the data lie on one."""

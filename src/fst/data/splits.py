@@ -5,7 +5,7 @@ A partition whose splits overlap cannot be made.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -47,12 +47,21 @@ class ValidationSplit(Generic[Kind]):
 
 @dataclass(frozen=True)
 class TestSplit(Generic[Kind]):
-    """What a result is reported on, once. `groups` names each sample's group in a table."""
+    """What a result is reported on, once. `groups` names each sample's group in a table.
+
+    `numbers` are those by which the user knows the samples, and `cells` gives the triangles between
+    the queries of the sample with a number, where its mesh is known; the rest are names and units.
+    """
 
     __test__ = False  # the name is the paper's word, not a class of tests for pytest to collect
 
     samples: Kind
     groups: tuple[str, ...] | None = None
+    numbers: tuple[int, ...] | None = None
+    axes: tuple[tuple[str, str], ...] = ()
+    values: tuple[tuple[str, str], ...] = ()
+    targets: tuple[tuple[str, str], ...] = ()
+    cells: Callable[[int], Int[np.ndarray, "t 3"] | None] | None = None
 
     def __post_init__(self) -> None:
         if self.groups is not None and len(self.groups) != len(self.samples):

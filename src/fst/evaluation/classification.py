@@ -6,38 +6,44 @@ for k = 1 and k = 5, in float32 and in the order of the test split. With fewer t
 the second is always 0.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from rich.console import Console
 from torch import Tensor
 
-from fst.base import parameter_count
+from fst.base import Model, parameter_count
 from fst.classifiers import Classifier
-from fst.data.image_samples import ResidentImages, StreamedImages
+from fst.data.image_samples import LabelledRows
 from fst.data.samples import Rows
+from fst.data.source import DataSource
 from fst.data.splits import TestSplit
+from fst.evaluation.fields import ImageFields
 from fst.evaluation.protocol import (
     EvaluationError,
-    fingerprint_of,
+    Scores,
+    TestProtocol,
+    check_test,
     make_row,
     measuring,
     show_progress,
 )
-from fst.evaluation.rows import ACCURACIES, Origin, Row, group_errors
+from fst.evaluation.rows import ACCURACIES, Origin, Row, group_errors, mean
+from fst.evaluation.trivial import TrainingFacts
 from fst.evaluation_points import PointDraws
 from fst.metrics import top_errors
-from fst.pretrained import to_json
 from fst.training.batches import in_order
 from fst.types import check_fields
-
-Images = ResidentImages | StreamedImages
+from fst.vision import ImageClassifier
 
 
 @dataclass(frozen=True)
-class ClassificationSettings:
+class ClassificationSettings(TestProtocol):
     """How a classifier is scored. How test images are cut is up to the data."""
 
     batch_size: int = 100
@@ -48,6 +54,8 @@ class ClassificationSettings:
     """The paper's top-1 and top-5 error; empty where it has none."""
     pictures: int = 8
     """Test images kept with the results, for the figures."""
+
+    shown = ("pictures", "paper_errors")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -60,16 +68,29 @@ class ClassificationSettings:
         if self.pictures < 0:
             raise ValueError(f"pictures must not be negative, got {self.pictures}")
 
+    def load(self, best: Path) -> Model:
+        return Classifier.from_pretrained(best)
 
-def fingerprint(settings: ClassificationSettings, data: Any, weights: bytes) -> str:
-    """Identifies the weights scored and what was asked of them, in a few characters.
+    def images_per_step(self, batch_size: int) -> int | None:
+        return batch_size
 
-    `data` says how images are cut, which decides a score as much as the weights do.
-    """
-    asked = to_json(settings)
-    for name in ("pictures", "paper_errors"):  # what is shown beside the errors
-        del asked[name]
-    return fingerprint_of(asked | {"data": data}, weights)
+    def about_data(self, data: DataSource) -> dict[str, Any]:
+        """How images are cut."""
+        return {"data": {name: getattr(data, name) for name in ("image_size", "resize")}}
+
+    def score(
+        self,
+        model: Any,
+        test: TestSplit[Any],
+        origin: Origin,
+        facts: TrainingFacts,
+        *,
+        protocol: str,
+        console: Console | None = None,
+    ) -> Scores:
+        rows = evaluate(model, test, self, origin, protocol=protocol, console=console)
+        fields = sample_image_fields(model, test, self, origin)
+        return rows + trivial_rows(rows, facts, origin), fields
 
 
 def evaluate(
@@ -94,7 +115,7 @@ def evaluate(
         )
     device = next(model.parameters()).device
     errors = measure(model, samples, settings, label=origin.model, console=console)
-    kept = decoded_rows(samples)
+    kept = samples.decoded_rows()
     errors, labels = errors[kept], samples.labels.cpu()[kept]
     groups = tuple(samples.class_names[label] for label in labels.tolist())
     rows = []
@@ -110,13 +131,13 @@ def evaluate(
 
 def measure(
     model: Classifier,
-    samples: Images,
+    samples: LabelledRows,
     settings: ClassificationSettings,
     *,
     label: str = "",
     console: Console | None = None,
 ) -> Float[Tensor, "n e"]:
-    """The top-1 and top-5 error of each image, or of what stood in for it (`decoded_rows`)."""
+    """The top-1 and top-5 error of each image, or of what stood in for it."""
     device, draws = next(model.parameters()).device, point_draws(model, settings)
     parts = []
     with measuring(model), show_progress(console) as progress:
@@ -136,17 +157,29 @@ def measure(
     return errors
 
 
-def decoded_rows(samples: Images) -> Int[Tensor, " m"]:
-    """The images that were there, once all have been asked for.
-
-    A streamed image that cannot be decoded is found only then, and another has stood in for it.
-    """
-    rows = torch.arange(len(samples))
-    if isinstance(samples, ResidentImages) or not samples.skipped:
-        return rows
-    bad, images = {item.name for item in samples.skipped}, samples.images
-    titles = (images.files.title(int(row)) for row in images.rows)
-    return rows[torch.tensor([title not in bad for title in titles])]
+def trivial_rows(rows: Sequence[Row], facts: TrainingFacts, origin: Origin) -> list[Row]:
+    """Always the class that most training images have, scored as the model was (top-1)."""
+    if facts.frequent_class is None:
+        return []
+    row = next(row for row in rows if row.metric == "top1_error")
+    groups = tuple(
+        replace(group, error=float(group.name != facts.frequent_class)) for group in row.groups
+    )
+    right = sum(group.samples for group in groups if not group.error)
+    errors = (0.0,) * right + (1.0,) * (row.samples - right)  # in the order of no image
+    return [
+        replace(
+            row,
+            model="most frequent class",
+            seed=None,
+            parameters=0,
+            training=None,
+            paper_error=None,
+            errors=errors,
+            error=mean(errors),
+            groups=groups,
+        )
+    ]
 
 
 def point_draws(model: Classifier, settings: ClassificationSettings) -> PointDraws | None:
@@ -157,13 +190,66 @@ def point_draws(model: Classifier, settings: ClassificationSettings) -> PointDra
     return stream.draw().to(next(model.parameters()).device, torch.float32)
 
 
-def images_of(test: TestSplit[Rows]) -> Images:
-    if not isinstance(test, TestSplit):
-        raise TypeError(f"test must be a TestSplit, got {type(test).__name__}")
-    if not isinstance(test.samples, ResidentImages | StreamedImages):
+def images_of(test: TestSplit[Rows]) -> LabelledRows:
+    check_test(test)
+    if not isinstance(test.samples, LabelledRows):
         raise EvaluationError(f"a classifier is tested on images, got {type(test.samples)}")
     return test.samples
 
 
 def _few(names: tuple[str, ...]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def choose_images(labels: Int[Tensor, " n"], count: int) -> list[int]:
+    """The first image of classes spread over all classes, then the second of each, and so on.
+
+    Decided without a model.
+    """
+    labels = labels.cpu()
+    classes = labels.unique()
+    spread = torch.linspace(0, len(classes) - 1, min(count, len(classes))).round().long()
+    found = [torch.nonzero(labels == classes[index]).flatten().tolist() for index in spread]
+    deepest = max(map(len, found), default=0)
+    turns = [rows[turn] for turn in range(deepest) for rows in found if turn < len(rows)]
+    return sorted(turns[:count])
+
+
+def sample_image_fields(
+    model: Classifier, test: TestSplit[Rows], settings: ClassificationSettings, origin: Origin
+) -> ImageFields | None:
+    """The chosen images, guessed as they are scored; None where none was asked for."""
+    samples = images_of(test)
+    wanted = choose_images(samples.labels, settings.pictures)
+    if not wanted:
+        return None
+    rows = torch.tensor(wanted, device=samples.device)
+    device = next(model.parameters()).device
+    with measuring(model):
+        images = samples.batch(rows).images.to(device)
+        draws = point_draws(model, settings)
+        probabilities, guesses = model(images, draws).softmax(dim=-1).max(dim=-1)
+        anchors, length_scales = _anchors(model, images, draws)
+    pictures = (images.permute(0, 2, 3, 1) * 255).round().clamp(0, 255).to(torch.uint8)
+    labels = samples.labels.cpu()
+    return ImageFields(
+        model=np.array(origin.model),
+        rows=np.array(wanted),
+        names=np.array([samples.names[row] for row in wanted]),
+        labels=np.array([samples.class_names[int(labels[row])] for row in wanted]),
+        guesses=np.array([model.class_names[guess] for guess in guesses.tolist()]),
+        probabilities=probabilities.float().cpu().numpy(),
+        pictures=pictures.cpu().numpy(),
+        anchors=anchors.float().cpu().numpy(),
+        length_scales=length_scales.float().cpu().numpy(),
+    )
+
+
+def _anchors(
+    model: Classifier, images: Float[Tensor, "n 3 h w"], draws: PointDraws | None
+) -> tuple[Float[Tensor, "n m 2"], Float[Tensor, "n m 2"]]:
+    """Anchors and refinement length scales; none for models without anchors."""
+    if not isinstance(model, ImageClassifier):
+        return images.new_zeros(len(images), 0, 2), images.new_zeros(len(images), 0, 2)
+    found = model.represent(images, draws).anchors
+    return found.positions, found.refinement_length_scales.expand_as(found.positions)

@@ -1,4 +1,4 @@
-"""Several models trained on equal terms, as one table: what each cost, and its error everywhere.
+"""Several models trained on equal terms as one table, and a learning-rate search as another.
 
 Enters: one result for each model and seed, read from its run folder. Leaves: a table with a line
 per model (the mean over seeds), under it their spread and the paper's figures, as text for a
@@ -16,16 +16,16 @@ from rich.console import Console
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from fst.evaluation.once import ROWS
-from fst.evaluation.rows import ACCURACIES, Row, read_rows
+from fst.evaluation.rows import METRICS, NOTHING, RELATIVE_L2, Metric, Row, read_rows
 from fst.evaluation.runs import (
     RESULTS,
+    ROWS,
     read_json,
     read_starts,
     read_timed_curve,
     steady_rate,
 )
-from fst.evaluation.tables import NOTHING, Table, grid_name, number, unique
+from fst.evaluation.tables import Table, unique
 from fst.io import flat
 from fst.pretrained import to_json
 from fst.terminal import markdown, printable
@@ -45,17 +45,12 @@ class Score:
     paper_error: float | None
 
     @property
+    def measure(self) -> Metric:
+        return METRICS[self.metric]
+
+    @property
     def column(self) -> str:
-        return ACCURACIES.get(self.metric) or grid_name(self.grid)
-
-    def text(self, value: float | None) -> str:
-        """An error, or the accuracy that it leaves in percent."""
-        if self.metric in ACCURACIES and value is not None:
-            return f"{100 * (1 - value):.2f}"
-        return number(value)
-
-    def deviation(self, value: float) -> str:
-        return f"{100 * value:.2f}" if self.metric in ACCURACIES else number(value)
+        return self.measure.column(self.grid)
 
 
 @dataclass(frozen=True)
@@ -200,9 +195,8 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        scores = [score for each in self.results for score in each.scores]
-        accuracy = any(score.metric in ACCURACIES for score in scores)
-        what = "accuracy in percent" if accuracy else "mean relative L2 error"
+        titles = [score.measure.title for each in self.results for score in each.scores]
+        what = titles[0] if titles else METRICS[RELATIVE_L2].title
         return f"{self.task}, {self.budget} for each model: {what} on the test set"
 
     def explanations(self) -> list[str]:
@@ -323,7 +317,7 @@ def scores_of(rows: Sequence[Row]) -> tuple[Score, ...]:
     return tuple(
         Score(row.metric, row.grid, row.samples, row.error, row.paper_error)
         for row in rows
-        if row.neighbors is None
+        if row.neighbors is None and not row.trivial
     )
 
 
@@ -347,20 +341,27 @@ def _lines(
         NOTHING if counted is None else f"{counted:,}",
         *map(mean, costs.values()),
         *(
-            found[0].text(statistics.fmean(score.error for score in found)) if found else NOTHING
+            found[0].measure.text(statistics.fmean(score.error for score in found))
+            if found
+            else NOTHING
             for found in scores.values()
         ),
     )
     lines = [line]
     if len(done) > 1:
         cells = (
-            found[0].deviation(statistics.stdev(score.error for score in found)) if found else ""
+            found[0].measure.spread(statistics.stdev(score.error for score in found))
+            if found
+            else ""
             for found in scores.values()
         )
         lines.append((SPREAD, "", *[""] * len(costs), *cells))
     if any(score.paper_error is not None for found in scores.values() for score in found):
         paper = "" if first.paper_parameters is None else f"{first.paper_parameters:,}"
-        cells = (found[0].text(found[0].paper_error) if found else "" for found in scores.values())
+        cells = (
+            found[0].measure.text(found[0].paper_error) if found else ""
+            for found in scores.values()
+        )
         lines.append((PAPER, paper, *[""] * len(costs), *cells))
     for status in ("failed", "waiting"):
         count = sum(each.status == status for each in those)
@@ -368,3 +369,78 @@ def _lines(
             word = status if count == len(those) else f"{count} {status}"
             lines.append((f"  {word}", *[""] * (len(line) - 1)))
     return lines
+
+
+_ERROR = METRICS[RELATIVE_L2]
+CHECKS = 3
+"""Validation errors, the last ones, that the score of a trial is the mean of."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One rate; `score` is the mean of the last validation errors, None if training diverged."""
+
+    rate: float
+    steps: int
+    run: str
+    score: float | None
+    errors: tuple[tuple[int, float], ...]
+    """Every validation: step and error."""
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a search stands."""
+
+    recipe: str
+    trials: tuple[Trial, ...]
+    selected: float | None
+    confirmation: Trial | None
+    recipe_rate: float
+    """The rate that the recipe has."""
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the winner went on improving."""
+        if self.confirmation is None or self.confirmation.score is None:
+            return False
+        (before,) = [trial.score for trial in self.trials if trial.rate == self.selected]
+        return before is not None and self.confirmation.score < before
+
+    def table(self) -> Table:
+        lines = [_line(trial, "selected" * (trial.rate == self.selected)) for trial in self.trials]
+        if self.confirmation is not None:
+            verdict = "confirmed" if self.confirmed else "not confirmed"
+            lines.append(_line(self.confirmation, verdict))
+        header = ("Rate", "Steps", f"Mean of the last {CHECKS}", "Lowest", "")
+        title = f"{self.recipe}: validation error by learning rate"
+        return Table(title, header, tuple(lines), words=1)
+
+    def conclusion(self) -> str:
+        if self.selected is None:
+            return "Every rate diverged: try lower ones."
+        words = [f"Selected: {self.selected:g} (the recipe has {self.recipe_rate:g})."]
+        rates = sorted(trial.rate for trial in self.trials)
+        if len(rates) > 1 and self.selected in (rates[0], rates[-1]):
+            side = "lowest" if self.selected == rates[0] else "highest"
+            words.append(f"It is the {side} rate tried, so a better one may lie beyond.")
+        if self.confirmation is not None:
+            verdict = "Confirmed" if self.confirmed else "Not confirmed"
+            went = "went on falling" if self.confirmed else "did not fall further"
+            words.append(f"{verdict}: its error {went} to step {self.confirmation.steps:,}.")
+        return " ".join(words)
+
+    def markdown(self) -> str:
+        table, conclusion = self.table(), markdown(self.conclusion())
+        return f"# {markdown(table.title)}\n\n{table.markdown()}\n{conclusion}\n"
+
+    def to_json(self) -> dict[str, Any]:
+        found = {"confirmed": self.confirmed, "conclusion": self.conclusion()}
+        return to_json(self) | found
+
+
+def _line(trial: Trial, verdict: str) -> tuple[str, ...]:
+    lowest = min((error for _, error in trial.errors), default=None)
+    errors = _ERROR.text(trial.score), _ERROR.text(lowest)
+    return f"{trial.rate:g}", f"{trial.steps:,}", *errors, trial.note or verdict

@@ -1,152 +1,330 @@
 """A few test samples seen closely: all that the figures draw, saved beside the result rows.
 
-Enters: a model and a test split. Leaves: `Fields`, NumPy arrays of reference and prediction
-(thinned for pictures, and in full along a few profiles) with the anchors, as one compressed .npz
-file that is read without unpickling anything. The samples are chosen before the model is asked.
+`Fields` are of operators: points with reference and prediction, whether they lie on a grid or not.
+`ImageFields` are of classifiers. Either is one compressed .npz file of NumPy arrays, which is read
+without unpickling anything. Files of earlier versions, with one layout for grids and another for
+points, are read as `Fields`.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from jaxtyping import Bool, Float, Int, Shaped, UInt8, jaxtyped
 
-from fst.data.errors import DataError
-from fst.data.point_samples import PointSamples
-from fst.data.samples import GridSamples, Samples
-from fst.data.splits import TestSplit
-from fst.data.views import subset_indices
-from fst.evaluation.arrays import Array, read_arrays
-from fst.evaluation.point_fields import PointFields, sample_point_fields
-from fst.evaluation.protocol import EvaluationSettings, chosen_outputs, measuring, views_of
-from fst.evaluation.rows import Origin
-from fst.field import Field
-from fst.metrics import relative_l2
-from fst.operators import Operator, Output
+from fst.data.errors import DataError, reading, writing
+from fst.io import write_atomically
 
-# Pictures need no more points than this on either axis.
+Array = np.ndarray
+# Pictures need no more points than this on either of two axes, or for one sample off any grid.
 PICTURE = (101, 256)
+POINTS = 10_000
+# Figures of larger numbers take for ever; anchors and their scales lie in about a unit square.
+LARGEST = {"anchors": 1e6, "length_scales": 1e6}
 
 
-@dataclass(frozen=True)
-class Fields:
-    """Samples n on two axes, in the units of the axes; `groups` is empty where there are none.
-
-    `truth` and `prediction` lie on `first` × `second`; the profiles run along `along` at the
-    places `cuts` of the first axis. Models without anchors have zero of them.
-    """
+class SavedFields:
+    """Samples `rows` of a test split, as one model saw them."""
 
     model: Shaped[Array, ""]
-    axis_names: Shaped[Array, " 2"]
-    axis_ends: Float[Array, " 2"]
     rows: Int[Array, " n"]
-    groups: Shaped[Array, " g"]
-    errors: Float[Array, " n"]
-    first: Float[Array, " i"]
-    second: Float[Array, " j"]
-    truth: Float[Array, "n i j"]
-    prediction: Float[Array, "n i j"]
-    cuts: Float[Array, " p"]
-    along: Float[Array, " k"]
-    profile_truth: Float[Array, "n p k"]
-    profile_prediction: Float[Array, "n p k"]
-    anchors: Float[Array, "n m 2"]
-    length_scales: Float[Array, "n m 2"]
+    anchors: Float[Array, "n m s"]
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    def check(self) -> None:
+        """Raise ValueError where arrays of the right shapes do not fit together."""
+
+
+@dataclass(frozen=True)
+class Fields(SavedFields):
+    """Samples n on s axes with v observed and c target channels, in the user's own units.
+
+    Sample i has the first `observed[i]` of `positions` and `values`, and the first `queried[i]` of
+    `queries`, `truth` and `prediction`; what follows is padding. One set of queries serves all
+    samples where they share it. Models without anchors have zero of them.
+
+    Over the whole test set: `squared_error` and `squared_target` are sums over the points in each
+    of `bins` equal parts of the axes, the last axis fastest, and `counts` says how many points
+    those are. `spectra` hold the mean power of reference, prediction and error by wavenumber along
+    the second axis, at each of `cuts` of the first.
+    """
+
+    model: Shaped[Array, ""]
+    axis_labels: Shaped[Array, " s"]
+    value_labels: Shaped[Array, " v"]
+    target_labels: Shaped[Array, " c"]
+    low: Float[Array, " s"]
+    high: Float[Array, " s"]
+    rows: Int[Array, " n"]
+    numbers: Int[Array, " n"]
+    """By which the user knows the samples."""
+    roles: Shaped[Array, " n"]
+    """best, median or worst of the test set; empty for samples chosen by their place in it."""
+    groups: Shaped[Array, " g"]
+    errors: Float[Array, " n"]
+    observed: Int[Array, " n"]
+    positions: Float[Array, "n o s"]
+    values: Float[Array, "n o v"]
+    queried: Int[Array, " n"]
+    queries: Float[Array, "a q s"]
+    truth: Float[Array, "n q c"]
+    prediction: Float[Array, "n q c"]
+    triangles: Int[Array, "t 4"]
+    """Sample, and three of its queries."""
+    dense: Float[Array, "n d c"]
+    """The prediction on an even grid of `dense_shape` over the domain; none where queries are."""
+    dense_shape: Int[Array, " e"]
+    anchors: Float[Array, "n m s"]
+    length_scales: Float[Array, "n m s"]
+    cuts: Float[Array, " p"]
+    bins: Int[Array, " s"]
+    counts: Float[Array, " k"]
+    squared_error: Float[Array, "k c"]
+    squared_target: Float[Array, "k c"]
+    spectra: Float[Array, "p w 3"]
+
+    @property
+    def axes(self) -> int:
+        return len(self.low)
+
+    def observations(self, sample: int) -> tuple[Float[Array, "o s"], Float[Array, "o v"]]:
+        """Where a sample was observed, and the values there."""
+        real = slice(self.observed[sample])
+        return self.positions[sample, real], self.values[sample, real]
+
+    def points(self, sample: int) -> Float[Array, "q s"]:
+        """The queries of a sample."""
+        asked: Array = self.queries[sample if len(self.queries) > 1 else 0]
+        return asked[: self.queried[sample]]
+
+    def answers(self, sample: int) -> tuple[Float[Array, "q c"], Float[Array, "q c"]]:
+        """Reference and prediction at the queries of a sample."""
+        real = slice(self.queried[sample])
+        return self.truth[sample, real], self.prediction[sample, real]
+
+    def cells(self, sample: int) -> Int[Array, "t 3"]:
+        """Triangles of a sample's queries, where its mesh is known."""
+        own: Array = self.triangles[self.triangles[:, 0] == sample, 1:]
+        return own
+
     def title(self, sample: int) -> str:
         """What identifies a sample in a figure."""
+        role = f"{self.roles[sample]}: " if self.roles[sample] else ""
         group = f", ν = {self.groups[sample]}" if len(self.groups) else ""
-        return f"test sample {self.rows[sample]}{group}"
+        return f"{role}sample {self.numbers[sample]}{group}"
+
+    def time_axis(self) -> int | None:
+        """The axis that is called time or t."""
+        names = [str(label).split()[0].lower() if label else "" for label in self.axis_labels]
+        return next((axis for axis, name in enumerate(names) if name in ("t", "time")), None)
+
+    def check(self) -> None:
+        if len(self.groups) not in (0, len(self)):
+            raise ValueError(f"groups must name each of {len(self)} samples, or none")
+        if len(self.queries) not in (1, len(self)):
+            raise ValueError(f"queries must be those of each of {len(self)} samples, or of all")
+        if len(self.counts) not in (0, int(np.prod(self.bins))):
+            raise ValueError(f"counts must hold one number for each of the bins {self.bins}")
 
 
-def choose_rows(test: TestSplit[Samples], count: int) -> list[int]:
+@dataclass(frozen=True)
+class ImageFields(SavedFields):
+    """Images n as the model saw them, with anchors in the unit square.
+
+    The vertical coordinate comes first, and the top left corner is at zero. Models without anchors
+    have zero of them.
+    """
+
+    model: Shaped[Array, ""]
+    rows: Int[Array, " n"]
+    names: Shaped[Array, " n"]
+    """Files that the images came from."""
+    labels: Shaped[Array, " n"]
+    guesses: Shaped[Array, " n"]
+    """The most probable class, by name."""
+    probabilities: Float[Array, " n"]
+    """Of the guesses."""
+    pictures: UInt8[Array, "n h w 3"]
+    anchors: Float[Array, "n m 2"]
+    length_scales: Float[Array, "n m 2"]
+    """Of refinement: a classifier decodes nothing."""
+
+    def spread(self) -> float:
+        """How far anchors adapt: the std of an anchor's horizontal coordinate over images."""
+        return float(self.anchors[..., 1].std(axis=0).mean())
+
+
+def save_fields(path: Path, saved: SavedFields) -> None:
+    """Replace the file by the arrays of these fields, whole or not at all."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **vars(saved))
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, buffer.getvalue())
+
+
+def read_fields(path: Path) -> SavedFields:
+    """The fields of a file, each array of the kind and shape that its annotation says."""
+    with reading(path, "saved fields (.npz)"), np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+        kind: type[SavedFields] = ImageFields if "pictures" in arrays else Fields
+        if "channels" in arrays:
+            arrays = _from_points(arrays)
+        elif "first" in arrays:
+            arrays = _from_grid(arrays)
+        arrays = {each.name: arrays[each.name] for each in fields(kind)}  # type: ignore[arg-type]
+    _check_arrays(path, kind, arrays)
+    found = kind(**arrays)
+    try:
+        found.check()
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+    return found
+
+
+def _check_arrays(path: Path, kind: Any, arrays: dict[str, Array]) -> None:
+    """Letters in the annotations stand for one size in all arrays."""
+    with jaxtyped("context"):
+        for each in fields(kind):
+            array = arrays[each.name]
+            expected: Any = each.type
+            if not isinstance(array, expected):
+                kind_name, _, shape = expected.__name__.partition("[")
+                raise DataError(
+                    f"{path}: {each.name} must have shape {shape[:-1]} of {kind_name} like the "
+                    f"other arrays, got {array.dtype} of shape {array.shape}"
+                )
+            largest = LARGEST.get(each.name, 1e30)
+            if array.dtype.kind == "f" and not (np.abs(array) <= largest).all():
+                raise DataError(f"{path}: {each.name} must be finite and at most {largest:g}")
+
+
+def empty_parts(samples: int, axes: int, targets: int, values: int = 1) -> dict[str, Array]:
+    """All that not every `Fields` has, as arrays without numbers."""
+    return {
+        "groups": np.zeros(0, np.str_),
+        "observed": np.zeros(samples, int),
+        "positions": np.zeros((samples, 0, axes), np.float32),
+        "values": np.zeros((samples, 0, values), np.float32),
+        "triangles": np.zeros((0, 4), int),
+        "dense": np.zeros((samples, 0, targets), np.float32),
+        "dense_shape": np.zeros(0, int),
+        "anchors": np.zeros((samples, 0, axes), np.float32),
+        "length_scales": np.zeros((samples, 0, axes), np.float32),
+        "cuts": np.zeros(0, np.float32),
+        "bins": np.ones(axes, int),
+        "counts": np.zeros(0, np.float32),
+        "squared_error": np.zeros((0, targets), np.float32),
+        "squared_target": np.zeros((0, targets), np.float32),
+        "spectra": np.zeros((0, 0, 3), np.float32),
+    }
+
+
+def _from_grid(old: dict[str, Array]) -> dict[str, Array]:
+    """Version 0.1, on a grid: fields on `first` × `second`, anchors in the units of the axes."""
+    samples = len(old["rows"])
+    mesh = np.meshgrid(old["first"], old["second"], indexing="ij")
+    queries = np.stack(mesh, axis=-1).reshape(1, -1, 2)
+    parts = empty_parts(samples, 2, 1)
+    kept = ("model", "rows", "groups", "errors", "anchors", "length_scales", "cuts")
+    return parts | {name: old[name] for name in kept} | {
+        "axis_labels": old["axis_names"],
+        "value_labels": np.array(["u"]),
+        "target_labels": np.array(["u"]),
+        "low": np.zeros(2, np.float32),
+        "high": old["axis_ends"],
+        "numbers": old["rows"],
+        "roles": np.full(samples, ""),
+        "queried": np.full(samples, queries.shape[1]),
+        "queries": queries,
+        "truth": old["truth"].reshape(samples, -1, 1),
+        "prediction": old["prediction"].reshape(samples, -1, 1),
+        "spectra": np.zeros((len(old["cuts"]), 0, 3), np.float32),
+    }  # fmt: skip
+
+
+def _from_points(old: dict[str, Array]) -> dict[str, Array]:
+    """Version 0.1, a user's own points: the first value and the first target channel."""
+    samples, axes = len(old["rows"]), len(old["low"])
+    parts = empty_parts(samples, axes, 1)
+    return parts | {name: old[name] for name in old if name not in ("channels",)} | {
+        "axis_labels": np.array([f"axis {number}" for number in range(1, axes + 1)]),
+        "value_labels": np.array(["value 1"]),
+        "target_labels": np.array([f"target 1 of {old['channels']}"]),
+        "numbers": old["rows"],
+        "roles": np.full(samples, ""),
+        "values": old["values"][..., None],
+        "truth": old["truth"][..., None],
+        "prediction": old["prediction"][..., None],
+    }  # fmt: skip
+
+
+def full_grid(points: Float[Array, "p s"]) -> tuple[list[Array], Int[Array, " p"]] | None:
+    """The axes, and the order that sorts the points into them, where the points are all pairs."""
+    parts = [np.unique(axis, return_inverse=True) for axis in points.T]
+    shape = [len(axis) for axis, _ in parts]
+    if len(shape) < 2 or min(shape) < 2 or np.prod(shape) != len(points):
+        return None
+    flat = np.ravel_multi_index([index for _, index in parts], shape)
+    order = np.argsort(flat, kind="stable")
+    if not np.array_equal(flat[order], np.arange(len(points))):
+        return None
+    return [axis for axis, _ in parts], order
+
+
+def thinned(points: Float[Array, "p s"]) -> Int[Array, " k"]:
+    """Which points a picture needs: of a grid every so many on each axis, of others some."""
+    grid = full_grid(points)
+    if grid is not None:
+        axes, order = grid
+        most = PICTURE if len(axes) == 2 else (round(POINTS ** (1 / len(axes))),) * len(axes)
+        shape = [len(axis) for axis in axes]
+        kept = [
+            np.linspace(0, size - 1, min(size, few)).round().astype(int)
+            for size, few in zip(shape, most, strict=True)
+        ]
+        return np.asarray(order.reshape(shape)[np.ix_(*kept)].ravel())
+    # At random, since every k-th point of a mesh can lie on a few lines.
+    return np.sort(np.random.default_rng(0).permutation(len(points))[:POINTS])
+
+
+def real_points(mask: Bool[Array, "b p"] | None, points: Float[Array, "b p s"]) -> list[Array]:
+    """Sample by sample the indices of the points that exist and are kept for pictures."""
+    found = []
+    for sample, positions in enumerate(points):
+        real = np.arange(len(positions)) if mask is None else mask[sample].nonzero()[0]
+        found.append(real[thinned(positions[real])])
+    return found
+
+
+def padded(rows: Sequence[Array]) -> Array:
+    """Arrays of unequal length as one, zeros behind the shorter ones."""
+    longest = max(map(len, rows))
+    widths = [[(0, longest - len(row)), *[(0, 0)] * (row.ndim - 1)] for row in rows]
+    return np.stack([np.pad(row, width) for row, width in zip(rows, widths, strict=True)])
+
+
+def choose_rows(groups: Sequence[str] | None, total: int, count: int) -> list[int]:
     """The first sample of each group in turn, then the second of each: decided without a model."""
-    if test.groups is None:
-        return list(range(min(count, len(test.samples))))
+    if groups is None:
+        return list(range(min(count, total)))
     seen: dict[str, int] = {}
     turns = []
-    for row, group in enumerate(test.groups):
+    for row, group in enumerate(groups):
         seen[group] = seen.get(group, 0) + 1
         turns.append((seen[group], row))
     return sorted(row for _, row in sorted(turns)[:count])
 
 
-def sample_fields(
-    model: Operator, test: TestSplit[Samples], settings: EvaluationSettings, origin: Origin
-) -> Fields | PointFields | None:
-    """The chosen samples on the last test grid, or at their points, predicted as they are scored.
-
-    None where there is nothing to draw: more than two axes, or no sample asked for.
-    """
-    samples = views_of(test, settings)[-1]
-    wanted = choose_rows(test, settings.view.samples)
-    if isinstance(samples, PointSamples) and wanted:
-        return sample_point_fields(model, samples, settings, origin, wanted)
-    if not isinstance(samples, GridSamples) or len(samples.grid) != 2 or not wanted:
-        return None
-    with measuring(model):
-        parts = list(_predictions(model, samples, settings, wanted))
-    truth, prediction, errors, anchors, length_scales = (
-        torch.cat(tensors).cpu().numpy() for tensors in zip(*parts, strict=True)
-    )
-    ends = np.array(settings.view.axis_ends, np.float32)
-    first, second = (
-        held.cpu().numpy() / max(size - 1, 1) * end
-        for held, size, end in zip(samples.held, samples.grid, ends, strict=True)
-    )
-    rows, columns = (
-        subset_indices(len(axis), min(len(axis), most)).numpy()
-        for axis, most in zip((first, second), PICTURE, strict=True)
-    )
-    cut = sorted({int(np.abs(first - place).argmin()) for place in settings.view.profiles})
-    return Fields(
-        model=np.array(origin.model),
-        axis_names=np.array(settings.view.axis_names),
-        axis_ends=ends,
-        rows=np.array(wanted),
-        groups=np.array([test.groups[row] for row in wanted] if test.groups else [], np.str_),
-        errors=errors,
-        first=first[rows],
-        second=second[columns],
-        truth=truth[:, rows][:, :, columns],
-        prediction=prediction[:, rows][:, :, columns],
-        cuts=first[cut],
-        along=second,
-        profile_truth=truth[:, cut],
-        profile_prediction=prediction[:, cut],
-        anchors=anchors * ends,
-        length_scales=length_scales * ends,
-    )
-
-
-def _predictions(
-    model: Operator, samples: GridSamples, settings: EvaluationSettings, wanted: list[int]
-) -> Iterator[tuple[Tensor, ...]]:
-    """Reference, prediction, errors, anchors and length scales, batch by batch of the test."""
-    for batch, output in chosen_outputs(model, samples, settings, wanted):
-        prediction = output(batch.queries)
-        errors = relative_l2(prediction, batch.targets)
-        shape = (len(errors), *samples.grid_shape)
-        pictures = (field[..., 0].reshape(shape) for field in (batch.targets, prediction))
-        yield (*pictures, errors, *_anchors(output, len(errors)))
-
-
-def _anchors(output: Output, count: int) -> tuple[Float[Tensor, "n m 2"], Float[Tensor, "n m 2"]]:
-    """Anchor positions and decoding length scales; none for models without anchors."""
-    if isinstance(output, Field):
-        return output.anchors.positions, output.anchors.length_scales
-    return torch.zeros(count, 0, 2), torch.zeros(count, 0, 2)
-
-
-def load_fields(path: Path) -> Fields:
-    """The fields of a file, their shapes checked against each other."""
-    saved = read_arrays(path, Fields)
-    if len(saved.groups) not in (0, len(saved)):
-        raise DataError(f"{path}: groups must name each of {len(saved)} samples, or none")
-    return saved
+def ranked_rows(errors: Sequence[float]) -> dict[int, str]:
+    """The samples with the lowest, the middle and the highest error, where there are three."""
+    order = np.argsort(np.asarray(errors), kind="stable")
+    if len(order) < 3:
+        return {}
+    chosen = order[[0, len(order) // 2, -1]].tolist()
+    return dict(zip(chosen, ("best", "median", "worst"), strict=True))

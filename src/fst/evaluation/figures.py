@@ -1,24 +1,40 @@
-"""Pictures of saved fields: solutions and errors, profiles, anchors and length scales.
+"""Pictures of saved fields, and charts of result rows and training curves.
 
-Enters: `Fields`. Leaves: a matplotlib Figure, without pyplot and its global state. The second axis
-runs to the right and the first (time) upwards. Colours are told apart by colour-blind readers.
+Enters: `Fields`, `ImageFields`, rows or curves. Leaves: matplotlib Figures, without pyplot and its
+global state. x runs to the right; y and time run upwards. Axes of the same unit have one scale.
+Colours are told apart by colour-blind readers (Okabe-Ito for lines).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 import matplotlib
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import PatchCollection
+from matplotlib.collections import EllipseCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Ellipse
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
+from matplotlib.tri import Triangulation
 
-from fst.evaluation.fields import Fields
+from fst.evaluation.fields import Fields, ImageFields, SavedFields, full_grid
+from fst.evaluation.rows import Curves, Metric, Row
+from fst.evaluation.tables import by_model
+from fst.evaluation.tables import full_grid as last_grid
+
+Array = np.ndarray
 
 STYLE: dict[Any, Any] = {
     "font.size": 9.0,
@@ -31,137 +47,105 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
 }
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX"
+# Colours of a target, of an observed quantity that is no target, and of errors.
 SIGNED, UNSIGNED, ERROR = "RdBu_r", "viridis", "magma"
-
+OTHER_SIGNED, OTHER_UNSIGNED = "PuOr_r", "cividis"
+WIDTH = 10.0
+"""Of a figure in inches: a laptop's screen shows it whole."""
+MOST_CHANNELS = 4
+BINS = 250
 # Ellipses are drawn at this share of the length scales, as in the paper, and fade outwards.
 ELLIPSE_SCALE = 0.35
 ELLIPSE_LEVELS = (1.0, 0.8, 0.6, 0.4, 0.2)
+# Square points of paper that the patches of one picture cover between them, and limits of one.
+AREA, SMALLEST, LARGEST, RIMMED = 16_000, 1.5, 30.0, 25.0
+# Half the share of an axis that a slice through scattered points on three axes takes in.
+SLICE = 0.06
+COLUMNS, LETTERS = 4, 24
 
 
-@matplotlib.rc_context(STYLE)
-def solutions(fields: Fields, samples: Sequence[int] | None = None) -> Figure:
-    """Reference, prediction and absolute error side by side, one sample a row."""
-    samples = range(len(fields)) if samples is None else samples
-    figure, axes = new_figure(len(samples), 3, width=9.0, row_height=2.1)
-    for line, sample in zip(axes, samples, strict=True):
-        truth, prediction = fields.truth[sample], fields.prediction[sample]
-        error = np.abs(prediction - truth)
-        colors, scale = value_scale(truth)
-        draw_field(line[0], fields, truth, colors, scale)
-        mesh = draw_field(line[1], fields, prediction, colors, scale)
-        figure.colorbar(
-            mesh, ax=list(line[:2]), pad=0.02, aspect=14, extend=beyond(prediction, scale)
-        )
-        mesh = draw_field(line[2], fields, error, ERROR, Normalize(0, max(error.max(), 1e-12)))
-        figure.colorbar(mesh, ax=line[2], pad=0.04, aspect=14)
-        line[0].set_title(f"{fields.title(sample)}: reference")
-        line[1].set_title(f"{fields.model} prediction")
-        line[2].set_title(f"absolute error (relative L2: {fields.errors[sample]:.4f})")
-    _label_outside(axes, fields)
-    return figure
+@dataclass(frozen=True)
+class Picture:
+    """A figure with the name of its file (without ending) and what it shows, in words."""
+
+    name: str
+    caption: str
+    figure: Figure
 
 
-@matplotlib.rc_context(STYLE)
-def profiles(models: Sequence[Fields], samples: Sequence[int] | None = None) -> Figure:
-    """Cuts through the reference and each model's prediction; the colour says where the cut is.
+class Plane:
+    """The two axes that are drawn of one, two or three, and the points that lie in the picture."""
 
-    The models must have been asked for the same samples. Each row shares its limits.
-    """
-    fields = models[0]
-    samples = range(len(fields)) if samples is None else samples
-    figure, axes = new_figure(len(samples), 1 + len(models), width=9.0, row_height=1.9, share=True)
-    colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, len(fields.cuts)))
-    for line, sample in zip(axes, samples, strict=True):
-        curves = [fields.profile_truth[sample]]
-        curves += [model.profile_prediction[sample] for model in models]
-        for place, those in zip(line, curves, strict=True):
-            for values, color in zip(those, colors, strict=True):
-                place.plot(fields.along, values, color=color, linewidth=1.1)
-            place.set_xlim(fields.along[0], fields.along[-1])
-    for place, title in zip(axes[0], ("reference", *(m.model for m in models)), strict=True):
-        place.set_title(str(title))
-    _label_outside(axes, fields)
-    for place, sample in zip(axes[:, 0], samples, strict=True):
-        place.set_ylabel(f"{fields.title(sample)}\nu")
-    name = str(fields.axis_names[0]).split()[-1]
-    labels = [f"{name} = {cut:.3g}" for cut in fields.cuts]
-    figure.legend(
-        handles=axes[0, 0].lines, labels=labels, loc="outside lower center", ncols=len(labels)
-    )
-    return figure
+    def __init__(self, fields: Fields, normal: int | None = None) -> None:
+        shown = [axis for axis in range(fields.axes) if axis != normal]
+        names = [str(label).split()[0].lower() if label else "" for label in fields.axis_labels]
+        first = names[shown[0]]
+        if len(shown) == 2 and (first in ("t", "time") or (first, names[shown[1]]) == ("y", "x")):
+            shown = shown[::-1]  # time, or y, runs upwards
+        self.fields, self.shown, self.normal = fields, shown, normal
+        self.low, self.high = fields.low[shown], fields.high[shown]
+        units = [str(fields.axis_labels[axis]).partition("(")[2] for axis in shown]
+        time = fields.time_axis() in shown
+        self.equal = len(shown) == 2 and not time and units[0] == units[1]
+        width, height = (self.high - self.low).tolist() if len(shown) == 2 else (1.0, 1.0)
+        self.aspect = min(max(height / width, 0.25), 2.0) if self.equal else 0.8
+        self.middle = None if normal is None else (fields.low[normal] + fields.high[normal]) / 2
 
+    def inside(self, points: Float[Array, "p s"]) -> Int[Array, " k"]:
+        """Which points lie in the picture: on three axes those in a slice around the middle."""
+        if self.normal is None or self.middle is None:
+            return np.arange(len(points))
+        along = points[:, self.normal]
+        grid = full_grid(points)
+        if grid is not None:
+            axis = grid[0][self.normal]
+            return np.flatnonzero(along == axis[np.abs(axis - self.middle).argmin()])
+        half = SLICE * (self.fields.high[self.normal] - self.fields.low[self.normal])
+        return np.flatnonzero(np.abs(along - self.middle) <= half)
 
-@matplotlib.rc_context(STYLE)
-def anchors(fields: Fields, samples: Sequence[int] | None = None) -> Figure:
-    """Anchors over the reference (top) and their decoding length scales (bottom)."""
-    samples = range(min(4, len(fields))) if samples is None else samples
-    figure, axes = new_figure(2, len(samples), width=2.0 * len(samples) + 1.2, row_height=2.2)
-    # Colour measures in the unit square, whatever the units of the axes.
-    sizes = np.sqrt(np.prod(fields.length_scales / fields.axis_ends, axis=-1))
-    shown = sizes[list(samples)]
-    scale = Normalize(shown.min(), shown.max() if shown.max() > shown.min() else shown.min() + 1e-6)
-    for (top, bottom), sample in zip(axes.T, samples, strict=True):
-        first, second = fields.anchors[sample].T
-        draw_field(top, fields, fields.truth[sample], *value_scale(fields.truth[sample]))
-        # A white rim keeps the dots apart from dark parts of the picture.
-        top.scatter(
-            *(second, first), s=4, c="black", edgecolors="white", lw=0.3, zorder=3, clip_on=False
-        )
-        top.set_title(fields.title(sample))
-        draw_ellipses(bottom, fields, sample, sizes[sample], scale)
-    _label_outside(axes, fields)
-    figure.colorbar(
-        ScalarMappable(scale, "viridis"),
-        ax=list(axes[1]),
-        label="√(ℓ₁ℓ₂) in the unit square",
-        pad=0.01,
-    )
-    return figure
+    def frame(self, panel: Axes) -> None:
+        panel.set_xlim(self.low[0], self.high[0])
+        panel.set_ylim(self.low[1], self.high[1])
+        panel.xaxis.set_major_locator(MaxNLocator(4))
+        panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+        panel.set_aspect("equal" if self.equal else "auto")
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(True)
+
+    def name(self, axes: Array) -> None:
+        """Names of the axes at the left and at the bottom only."""
+        across, up = (str(self.fields.axis_labels[axis]) for axis in self.shown)
+        for panel in axes[:, 0]:
+            panel.set_ylabel(up)
+        for panel in axes[-1]:
+            panel.set_xlabel(across)
+        for panel in axes[:, 1:].flat:
+            panel.tick_params(labelleft=False)
+        for panel in axes[:-1].flat:
+            panel.tick_params(labelbottom=False)
 
 
-def draw_field(
-    place: Axes, fields: Fields, values: Float[np.ndarray, "i j"], colors: str, scale: Normalize
-) -> ScalarMappable:
-    mesh = place.pcolormesh(
-        fields.second, fields.first, values, cmap=colors, norm=scale, shading="nearest"
-    )
-    _frame(place, fields)
-    return mesh
-
-
-def draw_ellipses(
-    place: Axes,
-    fields: Fields,
-    sample: int,
-    sizes: Float[np.ndarray, " m"],
-    scale: Normalize,
-) -> None:
-    """One soft ellipse an anchor: nested transparent ones that add up towards the middle."""
-    colors = matplotlib.colormaps["viridis"](scale(sizes))
-    for level in ELLIPSE_LEVELS:
-        patches = [
-            Ellipse(
-                (x, t), 2 * ELLIPSE_SCALE * level * along_x, 2 * ELLIPSE_SCALE * level * along_t
-            )
-            for (t, x), (along_t, along_x) in zip(
-                fields.anchors[sample], fields.length_scales[sample], strict=True
-            )
-        ]
-        collection = PatchCollection(patches, facecolors=colors, edgecolors="none", alpha=0.3)
-        place.add_collection(collection)
-    _frame(place, fields)
-
-
-def value_scale(values: Float[np.ndarray, "..."]) -> tuple[str, Normalize]:
+def value_scale(values: Float[Array, "..."], *, other: bool = False) -> tuple[str, Normalize]:
     """Colours centred on zero for fields of both signs, and plain ones for the rest."""
     low, high = float(values.min()), float(values.max())
     if low < 0 < high:
         most = max(-low, high)
-        return SIGNED, Normalize(-most, most)
-    return UNSIGNED, Normalize(low, high if high > low else low + 1)
+        return OTHER_SIGNED if other else SIGNED, Normalize(-most, most)
+    name = OTHER_UNSIGNED if other else UNSIGNED
+    return name, Normalize(low, high if high > low else low + 1)
 
 
-def beyond(values: Float[np.ndarray, "..."], scale: Normalize) -> str:
+def quantity_scale(
+    values: Float[Array, "n p"], counts: Int[Array, " n"], *, other: bool = False
+) -> tuple[str, Normalize]:
+    """The colours of one quantity, which all samples share; `counts` leaves out the padding."""
+    real = [row[:count] for row, count in zip(values, counts, strict=True)]
+    return value_scale(np.concatenate(real), other=other)
+
+
+def beyond(values: Float[Array, "..."], scale: Normalize) -> str:
     """At which ends of a colour bar some values lie beyond its colours (`extend=`)."""
     below, above = bool(np.min(values) < scale.vmin), bool(np.max(values) > scale.vmax)
     return {(0, 0): "neither", (1, 0): "min", (0, 1): "max", (1, 1): "both"}[below, above]
@@ -169,30 +153,774 @@ def beyond(values: Float[np.ndarray, "..."], scale: Normalize) -> str:
 
 def new_figure(
     rows: int, columns: int, *, width: float, row_height: float, share: bool = False
-) -> tuple[Figure, np.ndarray]:
+) -> tuple[Figure, Array]:
     """A figure of `rows` × `columns` axes, always as a two-dimensional array."""
     figure = Figure(figsize=(width, row_height * rows + 0.5), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if share else "none")
     return figure, axes
 
 
-def _label_outside(axes: np.ndarray, fields: Fields) -> None:
-    """Axis names and numbers at the left and at the bottom only, and few of them."""
-    for place in axes.flat:
-        place.xaxis.set_major_locator(MaxNLocator(2))
-        place.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-    for place in axes[:-1].flat:
-        place.tick_params(labelbottom=False)
-    for place in axes[:, 1:].flat:
-        place.tick_params(labelleft=False)
-    for place in axes[:, 0]:
-        place.set_ylabel(str(fields.axis_names[0]))
-    for place in axes[-1]:
-        place.set_xlabel(str(fields.axis_names[1]))
+def draw_points(
+    panel: Axes,
+    plane: Plane,
+    points: Float[Array, "p s"],
+    values: Float[Array, " p"],
+    colors: str,
+    scale: Normalize,
+    cells: Int[Array, "t 3"] | None = None,
+) -> ScalarMappable:
+    """Each point in its colour: a triangulation of its mesh, cells of a full grid, or squares."""
+    inside = plane.inside(points)
+    flat, chosen = points[inside][:, plane.shown], values[inside]
+    grid = full_grid(flat)
+    drawn: ScalarMappable
+    if cells is not None and len(cells) and plane.normal is None:
+        mesh = Triangulation(flat[:, 0], flat[:, 1], cells)
+        drawn = panel.tripcolor(mesh, chosen, cmap=colors, norm=scale, shading="gouraud")
+    elif grid is not None:
+        (across, up), order = grid
+        table = chosen[order].reshape(len(across), len(up)).T
+        drawn = panel.pcolormesh(across, up, table, cmap=colors, norm=scale, shading="nearest")
+    else:
+        size = float(np.clip(AREA * plane.aspect / max(len(flat), 1), SMALLEST, LARGEST))
+        # A rim shows pale points on white, where there are few enough to look at one by one.
+        rim = 0.3 if size > RIMMED else 0.0
+        looks: dict[str, Any] = {"marker": "s", "lw": rim, "edgecolors": "0.4"}
+        drawn = panel.scatter(
+            flat[:, 0], flat[:, 1], c=chosen, s=size, cmap=colors, norm=scale, **looks
+        )
+    plane.frame(panel)
+    return drawn
 
 
-def _frame(place: Axes, fields: Fields) -> None:
-    place.set_xlim(fields.second[0], fields.second[-1])
-    place.set_ylim(fields.first[0], fields.first[-1])
+def draw_ellipses(
+    panel: Axes,
+    centers: Float[Array, "m 2"],
+    lengths: Float[Array, "m 2"],
+    sizes: Float[Array, " m"],
+    scale: Normalize,
+) -> None:
+    """One soft ellipse an anchor: nested transparent ones that add up towards the middle."""
+    colors = matplotlib.colormaps["viridis"](scale(sizes))
+    # Large ones first, so that small ones are not hidden.
+    order = np.argsort(-sizes, kind="stable")
+    for level in ELLIPSE_LEVELS:
+        across, up = 2 * ELLIPSE_SCALE * level * lengths[order].T
+        collection = EllipseCollection(
+            across,
+            up,
+            np.zeros(len(order)),
+            units="xy",
+            offsets=centers[order],
+            offset_transform=panel.transData,
+            facecolors=colors[order],
+            edgecolors="none",
+            alpha=0.3,
+        )
+        panel.add_collection(collection)
+
+
+def draw_anchors(panel: Axes, centers: Float[Array, "m 2"], size: float = 4.0) -> None:
+    # A white rim keeps the dots apart from dark parts of the picture.
+    rim: dict[str, Any] = {"edgecolors": "white", "lw": 0.3, "zorder": 3, "clip_on": False}
+    panel.scatter(centers[:, 0], centers[:, 1], s=size, c="black", **rim)
+
+
+@matplotlib.rc_context(STYLE)
+def solutions(
+    fields: Fields,
+    samples: Sequence[int] | None = None,
+    channel: int = 0,
+    normal: int | None = None,
+) -> Figure:
+    """Observations, reference, prediction and absolute error, one sample a row.
+
+    Observations are left out where there are none, or where they have a picture of no use: on a
+    grid whose reference shows them.
+    """
+    samples = range(len(fields)) if samples is None else samples
+    if fields.axes == 3 and normal is None:
+        normal = 0
+    plane = Plane(fields, normal)
+    label = str(fields.target_labels[channel])
+    observed = channel if channel < len(fields.value_labels) else 0
+    if label in fields.value_labels:
+        observed = fields.value_labels.tolist().index(label)
+    same = str(fields.value_labels[observed]) == label
+    seen = bool(fields.observed.max())
+    columns = 4 if seen else 3
+    colors, scale = quantity_scale(fields.truth[..., channel], fields.queried)
+    height = plane.aspect * 0.7 * WIDTH / columns + 0.7
+    figure, axes = new_figure(len(samples), columns, width=WIDTH, row_height=height)
+    for line, sample in zip(axes, samples, strict=True):
+        points, cells = fields.points(sample), fields.cells(sample)
+        truth, prediction = (each[:, channel] for each in fields.answers(sample))
+        error = np.abs(prediction - truth)
+        inside = plane.inside(points)
+        if seen:
+            positions, values = fields.observations(sample)
+            given = values[:, observed]
+            every = fields.values[..., observed]
+            look = (colors, scale)
+            look = look if same else quantity_scale(every, fields.observed, other=True)
+            drawn = draw_points(line[0], plane, positions, given, *look)
+            name = str(fields.value_labels[observed])
+            figure.colorbar(drawn, ax=line[0], pad=0.03, aspect=18, label=name)
+            line[0].set_title(f"{fields.title(sample)}\nobservations")
+        middle = line[1:] if seen else line
+        draw_points(middle[0], plane, points, truth, colors, scale, cells)
+        drawn = draw_points(middle[1], plane, points, prediction, colors, scale, cells)
+        ends = beyond(prediction[inside], scale) if len(inside) else "neither"
+        figure.colorbar(drawn, ax=list(middle[:2]), pad=0.02, aspect=18, extend=ends, label=label)
+        least = Normalize(0, max(error[inside].max() if len(inside) else 0, 1e-12))
+        drawn = draw_points(middle[2], plane, points, error, ERROR, least, cells)
+        figure.colorbar(drawn, ax=middle[2], pad=0.03, aspect=18, label=f"|error|, {label}")
+        middle[0].set_title("reference" if seen else f"{fields.title(sample)}\nreference")
+        middle[1].set_title(f"{fields.model} prediction")
+        middle[2].set_title(f"absolute error\n(relative L2: {fields.errors[sample]:.4f})")
+    plane.name(axes)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def curves(fields: Fields, samples: Sequence[int] | None = None, channel: int = 0) -> Figure:
+    """On one axis: observations, reference and prediction together, and absolute error."""
+    samples = range(len(fields)) if samples is None else samples
+    figure, axes = new_figure(len(samples), 2, width=WIDTH, row_height=2.1)
+    across, label = str(fields.axis_labels[0]), str(fields.target_labels[channel])
+    for sample, line in zip(samples, axes, strict=True):
+        positions, values = fields.observations(sample)
+        points, (truth, prediction) = fields.points(sample)[:, 0], fields.answers(sample)
+        order = np.argsort(points, kind="stable")
+        points, truth = points[order], truth[order, channel]
+        prediction = prediction[order, channel]
+        line[0].plot(points, truth, color=PALETTE[0], linewidth=1.6, label="reference")
+        dashed: dict[str, Any] = {"linestyle": "--", "color": PALETTE[1]}
+        line[0].plot(points, prediction, linewidth=1.3, label=str(fields.model), **dashed)
+        if label in fields.value_labels and len(values):
+            given = values[:, fields.value_labels.tolist().index(label)]
+            dots: dict[str, Any] = {"color": "black", "markersize": 3, "label": "observations"}
+            line[0].plot(positions[:, 0], given, ".", **dots)
+        for anchor in fields.anchors[sample, :, 0]:
+            line[0].axvline(anchor, ymax=0.03, color="0.5", linewidth=0.6)
+        line[1].plot(points, np.abs(prediction - truth), color="black", linewidth=1.0)
+        line[1].set_ylim(bottom=0)
+        for panel in line:
+            panel.set_xlim(fields.low[0], fields.high[0])
+        line[0].set_ylabel(label)
+        line[1].set_ylabel(f"|error|, {label}")
+        line[0].set_title(fields.title(sample))
+        line[1].set_title(f"absolute error (relative L2: {fields.errors[sample]:.4f})")
+    axes[0, 0].legend()
+    for panel in axes[-1]:
+        panel.set_xlabel(across)
+    return figure
+
+
+def sections(fields: Fields, sample: int) -> tuple[Array, Array, Array, Array] | None:
+    """Cuts of the first axis, the second axis, and reference and prediction there; on grids only.
+
+    Where no cuts were asked for they are a quarter, a half and three quarters of the first axis.
+    """
+    grid = full_grid(fields.points(sample)) if fields.axes == 2 else None
+    if grid is None:
+        return None
+    (first, second), order = grid
+    wanted = fields.cuts if len(fields.cuts) else np.quantile(first, (0.25, 0.5, 0.75))
+    which = [int(np.abs(first - cut).argmin()) for cut in wanted]
+    shape = (len(first), len(second))
+    truth, prediction = (each[order, 0].reshape(shape)[which] for each in fields.answers(sample))
+    return first[which], second, truth, prediction
+
+
+@matplotlib.rc_context(STYLE)
+def profiles(runs: Sequence[tuple[str, Fields]], most: int = 4) -> Figure:
+    """Cuts through the prediction of each model (dashed) over the reference; colour says where.
+
+    Of at most so many samples that all models were asked for. Each row shares its limits.
+    """
+    models = [fields for _, fields in runs]
+    fields, rows = models[0], common_rows(models)[:most]
+    width = min(WIDTH, 3.5 + 3.6 * len(models))
+    figure, axes = new_figure(len(rows), len(models), width=width, row_height=1.7, share=True)
+    labels: list[str] = []
+    name = str(fields.axis_labels[0]).partition("(")[0].split()[-1]
+    for line, row in zip(axes, rows, strict=True):
+        for panel, model in zip(line, models, strict=True):
+            found = sections(model, model.rows.tolist().index(row))
+            assert found is not None
+            cuts, along, truth, prediction = found
+            colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, len(cuts)))
+            for right, answer, color in zip(truth, prediction, colors, strict=True):
+                panel.plot(along, right, color=color, linewidth=1.1)
+                panel.plot(along, answer, color=color, linewidth=1.3, linestyle=(0, (3, 2)))
+            panel.set_xlim(along[0], along[-1])
+            labels = [f"{name} = {cut:.3g}" for cut in cuts]
+        title = fields.title(fields.rows.tolist().index(row))
+        line[0].set_ylabel(f"{title}\n{fields.target_labels[0]}")
+    for panel, (run, _) in zip(axes[0], runs, strict=True):
+        panel.set_title(f"{run} (dashed) and reference")
+    for panel in axes[-1]:
+        panel.set_xlabel(str(fields.axis_labels[1]))
+    handles = axes[0, 0].lines[::2]
+    figure.legend(
+        handles=handles, labels=labels, loc="outside lower center", ncols=3 if width < WIDTH else 6
+    )
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def anchors(fields: Fields, samples: Sequence[int] | None = None) -> Figure:
+    """Anchors over the dense field (top) and their decoding length scales (bottom)."""
+    samples = range(min(4, len(fields))) if samples is None else samples
+    plane = Plane(fields, 0 if fields.axes == 3 else None)
+    width = min(WIDTH, 2.3 * len(samples) + 1.2)
+    height = plane.aspect * 0.85 * (width - 1.2) / len(samples) + 0.45
+    figure, axes = new_figure(2, len(samples), width=width, row_height=height)
+    # Colour measures in the unit box, whatever the units of the axes.
+    lengths = fields.length_scales / (fields.high - fields.low)
+    sizes = np.prod(lengths, axis=-1) ** (1 / fields.axes)
+    shown = sizes[list(samples)]
+    scale = Normalize(shown.min(), shown.max() if shown.max() > shown.min() else shown.min() + 1e-6)
+    colors = quantity_scale(fields.truth[..., 0], fields.queried)
+    for (top, bottom), sample in zip(axes.T, samples, strict=True):
+        points, values = dense_field(fields, sample)
+        inside = plane.inside(fields.anchors[sample])
+        centers = fields.anchors[sample][inside][:, plane.shown]
+        drawn = draw_points(top, plane, points, values, *colors)
+        draw_anchors(top, centers)
+        top.set_title(fields.title(sample))
+        reach = fields.length_scales[sample][inside][:, plane.shown]
+        draw_ellipses(bottom, centers, reach, sizes[sample][inside], scale)
+        plane.frame(bottom)
+    plane.name(axes)
+    label = "√(ℓ₁ℓ₂) in the unit square" if fields.axes == 2 else "mean length scale (unit box)"
+    bar = ScalarMappable(scale, "viridis")
+    name = str(fields.target_labels[0])
+    figure.colorbar(drawn, ax=list(axes[0]), label=name, pad=0.01, aspect=18, extend="both")
+    figure.colorbar(bar, ax=list(axes[1]), label=label, pad=0.01, aspect=18)
+    return figure
+
+
+def dense_field(fields: Fields, sample: int) -> tuple[Float[Array, "p s"], Float[Array, " p"]]:
+    """The prediction on an even grid; where queries lie on a grid, there.
+
+    Far from any query, as outside a mesh, nothing is known and nothing is drawn.
+    """
+    points = fields.points(sample)
+    if not fields.dense.shape[1]:
+        return points, fields.answers(sample)[1][:, 0]
+    shape = fields.dense_shape.tolist()
+    unit = [np.linspace(0, 1, count) for count in shape]
+    unit = [np.array([0.5])] * (fields.axes - len(shape)) + unit
+    even = np.stack(np.meshgrid(*unit, indexing="ij"), axis=-1).reshape(-1, fields.axes)
+    near = (points - fields.low) / (fields.high - fields.low)
+    if fields.axes == 2:
+        # Queries and even points share coarse cells, and their neighbours count as near.
+        count = int(np.clip(np.sqrt(len(near)) / 1.5, 4, 48))
+        table = np.zeros((count + 2, count + 2), bool)
+        table[tuple((np.clip((near * count).astype(int), 0, count - 1) + 1).T)] = True
+        wide = table.copy()
+        for step in (-1, 1):
+            wide |= np.roll(table, step, axis=0) | np.roll(table, step, axis=1)
+        kept = wide[tuple((np.clip((even * count).astype(int), 0, count - 1) + 1).T)]
+    else:
+        kept = np.ones(len(even), bool)
+    places = fields.low + even * (fields.high - fields.low)
+    values = np.where(kept, fields.dense[sample, :, 0], np.nan)
+    if not kept.all():
+        return places, np.ma.masked_invalid(values)
+    return places, values
+
+
+def binned(fields: Fields, keep: Sequence[int], channel: int) -> tuple[Array, Array, Array]:
+    """Sums over all other axes of squared errors, squared targets and points."""
+    shape = tuple(fields.bins.tolist())
+    others = tuple(axis for axis in range(fields.axes) if axis not in keep)
+    parts = (fields.squared_error[:, channel], fields.squared_target[:, channel], fields.counts)
+    error, target, count = (each.reshape(shape).sum(axis=others) for each in parts)
+    return error, target, count
+
+
+@matplotlib.rc_context(STYLE)
+def over_domain(fields: Fields) -> Figure | None:
+    """Root mean square error of all test samples over the domain, one picture a target channel."""
+    if not len(fields.counts):
+        return None
+    channels = range(min(len(fields.target_labels), MOST_CHANNELS))
+    planes = [Plane(fields, n) for n in (range(3) if fields.axes == 3 else (None,))]
+    columns = min(len(channels) * len(planes), 4)
+    width = WIDTH if columns > 1 else 5.4
+    lines = -(-len(channels) * len(planes) // columns)
+    height = min(planes[0].aspect * 0.75 * width / columns + 0.5, 3.6) if fields.axes > 1 else 2.4
+    figure, axes = new_figure(lines, columns, width=width, row_height=height)
+    _blank(axes)
+    pairs = [(channel, plane) for channel in channels for plane in planes]
+    for panel, (channel, plane) in zip(axes.flat, pairs, strict=False):
+        panel.set_axis_on()
+        label = str(fields.target_labels[channel])
+        error, _, count = binned(fields, plane.shown, channel)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rms = np.sqrt(error / count)
+        edges = [
+            np.linspace(fields.low[axis], fields.high[axis], fields.bins[axis] + 1)
+            for axis in sorted(plane.shown)
+        ]
+        if fields.axes == 1:
+            panel.stairs(rms, edges[0], color="black")
+            panel.set_ylabel(f"RMS error, {label}")
+            panel.set_xlabel(str(fields.axis_labels[0]))
+            continue
+        if plane.shown == sorted(plane.shown):
+            rms = rms.T
+        else:
+            edges = edges[::-1]
+        table = np.ma.masked_invalid(rms)
+        drawn = panel.pcolormesh(*edges, table, cmap=ERROR, norm=Normalize(0, table.max()))
+        plane.frame(panel)
+        plane.name(np.array([[panel]]))
+        figure.colorbar(drawn, ax=panel, pad=0.03, aspect=18, label=f"RMS error, {label}")
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def along_axes(models: Sequence[tuple[str, Fields]]) -> Figure | None:
+    """Relative error along time, where there is a time axis, and spectra, where there is a grid."""
+    timed = [(name, each) for name, each in models if len(each.counts)]
+    timed = [(name, each) for name, each in timed if each.time_axis() is not None]
+    waves = [(name, each) for name, each in models if each.spectra.shape[1] > 1]
+    panels = bool(timed) + bool(waves)
+    if not panels:
+        return None
+    figure, axes = new_figure(1, panels, width=WIDTH if panels == 2 else 5.4, row_height=2.9)
+    for index, (name, fields) in enumerate(timed):
+        axis = fields.time_axis() or 0
+        error, target, _ = binned(fields, [axis], 0)
+        middle = (np.arange(len(error)) + 0.5) / len(error)
+        times = fields.low[axis] + middle * (fields.high[axis] - fields.low[axis])
+        relative = np.sqrt(error / np.maximum(target, 1e-30))
+        _line(axes[0, 0], times.tolist(), relative.tolist(), index, name)
+        axes[0, 0].set_xlabel(str(fields.axis_labels[axis]))
+    if timed:
+        axes[0, 0].set_ylim(bottom=0)
+        axes[0, 0].set_ylabel("relative L2 error at that time")
+        axes[0, 0].set_title("error over time, all test samples")
+        axes[0, 0].legend()
+    for index, (name, fields) in enumerate(waves):
+        power = fields.spectra[len(fields.spectra) // 2, 1:]
+        order = np.arange(1, len(power) + 1)
+        panel = axes[0, -1]
+        if index == 0:
+            panel.loglog(order, power[:, 0], color="black", linewidth=1.4, label="reference")
+        color = PALETTE[index % len(PALETTE)]
+        panel.loglog(order, power[:, 1], "--", color=color, linewidth=1.3, label=name)
+        panel.loglog(order, power[:, 2], ":", color=color, linewidth=1.1, label=f"{name}, error")
+        short = str(fields.axis_labels[0]).split()[-1]
+        cut = fields.cuts[len(fields.cuts) // 2]
+        panel.set_title(f"mean power spectrum at {short} = {cut:.3g}")
+        panel.set_xlabel(f"wavenumber along {fields.axis_labels[1]}")
+        panel.set_ylabel(f"power of {fields.target_labels[0]}")
+        low = max(power[:, 0].max() * 1e-12, power[power > 0].min(initial=1e-30))
+        panel.set_ylim(bottom=low)
+        panel.legend()
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def histogram(rows: Sequence[Row]) -> Figure | None:
+    """How the errors of single test samples are spread, with the trivial predictors' means."""
+    found = [row for row in last_grid(rows) if not row.trivial and row.samples > 2]
+    if not found:
+        return None
+    figure, axes = new_figure(1, 1, width=6.4, row_height=2.7)
+    panel = axes[0, 0]
+    every = np.concatenate([np.asarray(row.errors) for row in found])
+    low, high = max(every.min(), 1e-8), max(every.max(), 2e-8)
+    edges = np.geomspace(0.98 * low, 1.02 * high, int(np.clip(np.sqrt(len(every)) * 2, 8, 40)))
+    for index, row in enumerate(found):
+        color = PALETTE[index % len(PALETTE)]
+        panel.hist(row.errors, edges, color=color, alpha=0.6, label=f"{row.model} ({row.run})")
+        panel.axvline(row.error, color=color, linewidth=1.2)
+    trivial = {row.model: row.error for row in last_grid(rows) if row.trivial}
+    for number, (name, error) in enumerate(sorted(trivial.items(), key=lambda item: item[1])[:2]):
+        style = ("--", ":")[number]
+        panel.axvline(error, color="0.3", linestyle=style, linewidth=1.2, label=name)
+    panel.set_xscale("log")
+    panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.xaxis.set_minor_formatter(NullFormatter())
+    panel.set_xlabel("relative L2 error of a test sample")
+    panel.set_ylabel("test samples")
+    panel.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    panel.legend()
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def viscosity(rows: Iterable[Row]) -> Figure | None:
+    """Error by viscosity, and how far FST is from FNO where both are there (paper, Figure 3).
+
+    None with fewer than two groups: there is nothing to compare.
+    """
+    grouped = [row for row in last_grid(rows) if len(row.groups) > 1 and not row.trivial]
+    if not grouped:
+        return None
+    names = [group.name for group in grouped[0].groups]
+    pair = _pair(grouped)
+    figure, axes = new_figure(1, 1 if pair is None else 2, width=8.0, row_height=2.9)
+    for index, row in enumerate(grouped):
+        errors = {group.name: group.error for group in row.groups}
+        found = [errors.get(name, math.nan) for name in names]
+        _line(axes[0, 0], range(len(names)), found, index, row.model)
+    axes[0, 0].set_yscale("log")
+    _plain_numbers(axes[0, 0])
+    axes[0, 0].set_ylabel("mean relative L2 error")
+    axes[0, 0].set_title("test error of each viscosity")
+    axes[0, 0].legend()
+    if pair is not None:
+        ours, other = ({group.name: group.error for group in row.groups} for row in pair)
+        change = [100 * (ours[name] - other[name]) / other[name] for name in names]
+        colors = [PALETTE[0] if value < 0 else PALETTE[1] for value in change]
+        axes[0, 1].bar(range(len(names)), change, color=colors, width=0.7)
+        axes[0, 1].axhline(0, color="black", linewidth=0.8)
+        axes[0, 1].set_ylabel("error of FST over FNO's (%)")
+        axes[0, 1].set_title("100 (FST − FNO) / FNO; below zero FST is better")
+    for panel in axes[0]:
+        panel.set_xticks(range(len(names)), names, rotation=45)
+        panel.set_xlabel("viscosity ν")
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def local_decoding(rows: Iterable[Row]) -> Figure | None:
+    """Error by the number of nearest anchors each query uses; None where nothing was swept."""
+    swept = [those for those in by_model(rows).values() if any(r.neighbors for r in those)]
+    if not swept:
+        return None
+    figure, axes = new_figure(1, 1, width=5.2, row_height=3.0)
+    panel = axes[0, 0]
+    counts: set[int] = set()
+    for index, those in enumerate(swept):
+        near = [(row.neighbors, row.error) for row in those if row.neighbors is not None]
+        whole = [row for row in those if row.neighbors is None][-1]
+        counts |= {count for count, _ in near}
+        across, errors = zip(*near, strict=True)
+        _line(panel, across, errors, index, f"{whole.model}, nearest k")
+        color = PALETTE[index % len(PALETTE)]
+        label = f"{whole.model}, all anchors"
+        panel.axhline(whole.error, color=color, linestyle="--", linewidth=1.0, label=label)
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.xaxis.set_major_locator(FixedLocator(sorted(counts)))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.xaxis.set_minor_locator(NullLocator())
+    _plain_numbers(panel)
+    panel.set_xlabel("anchors used per query, k")
+    panel.set_ylabel("mean relative L2 error")
+    panel.legend()
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def by_grid(rows: Iterable[Row]) -> Figure | None:
+    """Error by test grid; None with fewer than two grids."""
+    models = [
+        [row for row in those if row.neighbors is None and row.grid is not None]
+        for those in by_model(rows).values()
+        if not those[0].trivial
+    ]
+    models = [those for those in models if len(those) > 1]
+    if not models:
+        return None
+    figure, axes = new_figure(1, 1, width=5.2, row_height=2.7)
+    panel = axes[0, 0]
+    for index, those in enumerate(models):
+        points = [math.prod(row.grid or ()) for row in those]
+        _line(panel, points, [row.error for row in those], index, those[0].model)
+    grids = {math.prod(row.grid or ()): row.column for those in models for row in those}
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_xticks(list(grids), list(grids.values()), rotation=20)
+    panel.xaxis.set_minor_locator(NullLocator())
+    _plain_numbers(panel)
+    panel.set_xlabel("test grid")
+    panel.set_ylabel("mean relative L2 error")
+    panel.legend()
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def training(runs: Sequence[tuple[str, Curves]], measure: Metric) -> Figure | None:
+    """Loss and validation error by step; None where no run recorded any."""
+    runs = [(name, curves) for name, curves in runs if curves.loss or curves.validation]
+    if not runs:
+        return None
+    figure, axes = new_figure(1, 2, width=8.0, row_height=2.9)
+    for index, (name, curves) in enumerate(runs):
+        color = PALETTE[index % len(PALETTE)]
+        if curves.loss:
+            axes[0, 0].plot(*_averaged(curves.loss), color=color, linewidth=1.2, label=name)
+        if curves.validation:
+            steps, errors = zip(*curves.validation, strict=True)
+            _line(axes[0, 1], steps, errors, index, name)
+    titles = (f"training loss ({measure.loss})", f"validation error ({measure.validation})")
+    for panel, title in zip(axes[0], titles, strict=True):
+        panel.set_title(title)
+        panel.set_xlabel("step")
+        if panel.lines:
+            panel.set_yscale("log")
+            _plain_numbers(panel)
+        panel.xaxis.set_major_formatter(FuncFormatter(_thousands))
+    if len(runs) > 1:
+        axes[0, 1].legend()
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def error_over_seconds(
+    models: Mapping[str, Sequence[Sequence[tuple[float, float]]]], title: str
+) -> Figure | None:
+    """Validation error over seconds of updates, a line for each seed; None without any."""
+    if not models:
+        return None
+    figure, axes = new_figure(1, 1, width=7.0, row_height=3.6)
+    panel = axes[0, 0]
+    for index, (name, curves) in enumerate(models.items()):
+        for number, curve in enumerate(curves):
+            seconds, errors = zip(*curve, strict=True)
+            _line(panel, seconds, errors, index, "_" if number else name)
+    panel.set_yscale("log")
+    _plain_numbers(panel)
+    panel.set_xlim(left=0)
+    panel.set_xlabel("seconds of updates, compilation apart")
+    panel.set_ylabel("validation error (relative L2)")
+    panel.set_title(title)
+    panel.legend()
+    return figure
+
+
+def _pair(rows: list[Row]) -> tuple[Row, Row] | None:
+    """FST and FNO, if both were scored on the same groups."""
+    found = {row.model: row for row in rows}
+    if "FST" not in found or "FNO" not in found:
+        return None
+    ours, other = found["FST"], found["FNO"]
+    same = [group.name for group in ours.groups] == [group.name for group in other.groups]
+    return (ours, other) if same else None
+
+
+def _line(
+    panel: Axes, across: Sequence[float], values: Sequence[float], index: int, label: str
+) -> None:
+    panel.plot(
+        across,
+        values,
+        color=PALETTE[index % len(PALETTE)],
+        marker=MARKERS[index % len(MARKERS)],
+        markevery=max(1, len(across) // 15),
+        markersize=4,
+        linewidth=1.3,
+        label=label,
+    )
+
+
+def _plain_numbers(panel: Axes) -> None:
+    """Decimal numbers on a logarithmic axis, also where it spans less than a decade."""
+    low, high = panel.get_ylim()
+    marks = (1.0, 2.0, 5.0) if high > 8 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    panel.yaxis.set_major_locator(LogLocator(subs=marks))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _averaged(curve: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
+    """Steps and means over stretches of equal length: a long curve without its hair."""
+    size = -(-len(curve) // BINS)
+    parts = [curve[start : start + size] for start in range(0, len(curve), size)]
+    means = [[sum(column) / len(part) for column in zip(*part, strict=True)] for part in parts]
+    return [step for step, _ in means], [value for _, value in means]
+
+
+def _thousands(value: float, _: object) -> str:
+    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
+
+
+@matplotlib.rc_context(STYLE)
+def guesses(fields: ImageFields) -> Figure:
+    """The images with their class, and the model's guess with its probability."""
+    figure, axes = new_figure(-(-len(fields) // COLUMNS), COLUMNS, width=9.2, row_height=2.7)
+    _blank(axes)
+    for sample, panel in zip(range(len(fields)), axes.flat, strict=False):
+        draw_picture(panel, fields, sample)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def image_anchors(fields: ImageFields) -> Figure:
+    """Anchors over the images, and below each row of images the anchors' length scales."""
+    lines = -(-len(fields) // COLUMNS)
+    figure, axes = new_figure(2 * lines, COLUMNS, width=9.8, row_height=2.45)
+    _blank(axes)
+    sizes = np.sqrt(np.prod(fields.length_scales, axis=-1))
+    scale = Normalize(sizes.min(), max(sizes.max(), sizes.min() + 1e-6))
+    for sample in range(len(fields)):
+        line, column = divmod(sample, COLUMNS)
+        top, bottom = axes[2 * line, column], axes[2 * line + 1, column]
+        centers, reach = fields.anchors[sample][:, ::-1], fields.length_scales[sample][:, ::-1]
+        draw_picture(top, fields, sample)
+        draw_anchors(top, centers, size=2.2)
+        draw_ellipses(bottom, centers, reach, sizes[sample], scale)
+        _frame_image(bottom, fields)
+    label = "length scale ℓ in the unit square"
+    bar = ScalarMappable(scale, "viridis")
+    figure.colorbar(bar, ax=list(axes.flat), label=label, pad=0.01, aspect=40)
+    return figure
+
+
+def draw_picture(panel: Axes, fields: ImageFields, sample: int) -> None:
+    """An image; its title is the class, what it was taken for, and how sure the model was."""
+    panel.imshow(fields.pictures[sample], extent=(0, 1, 1, 0), interpolation="bilinear")
+    _frame_image(panel, fields)
+    guess, label = (str(names[sample]) for names in (fields.guesses, fields.labels))
+    other = "" if guess == label else f"\ntaken for {_shortened(guess)}"
+    panel.set_title(f"{_shortened(label)}{other} ({fields.probabilities[sample]:.2f})")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LETTERS else text[: LETTERS - 1] + "…"
+
+
+def _blank(axes: Array) -> None:
+    """No frames where there is nothing to show."""
+    for panel in axes.flat:
+        panel.set_axis_off()
+
+
+def _frame_image(panel: Axes, fields: ImageFields) -> None:
+    height, width = fields.pictures.shape[1:3]
+    panel.set_axis_on()
+    panel.set_xlim(0, 1)
+    panel.set_ylim(1, 0)
+    panel.set_aspect(height / width)
+    panel.set_xticks([])
+    panel.set_yticks([])
     for side in ("top", "right"):
-        place.spines[side].set_visible(True)
+        panel.spines[side].set_visible(True)
+
+
+@singledispatch
+def pictures(fields: SavedFields, name: str) -> list[Picture]:
+    """All pictures of one run's saved fields; `name` is the run's."""
+    raise TypeError(f"no pictures are known for {type(fields).__name__}")
+
+
+@pictures.register
+def _(fields: Fields, name: str) -> list[Picture]:
+    file, found = file_name(name), []
+    ranked = [sample for sample in range(len(fields)) if fields.roles[sample]]
+    others = [sample for sample in range(len(fields)) if not fields.roles[sample]]
+    ranked_words = "the test samples with the lowest, the median and the highest error"
+    groups = ((ranked, "ranked", ranked_words), (others, "solutions", "test samples by place"))
+    channels = range(min(len(fields.target_labels), MOST_CHANNELS))
+    for samples, kind, words in groups:
+        for channel in channels if samples else ():
+            number = f"-{channel + 1}" if channel else ""
+            of = f" of {fields.target_labels[channel]}" if len(channels) > 1 else ""
+            draw = curves if fields.axes == 1 else solutions
+            caption = f"{name}: {words}: reference, prediction and absolute error{of}."
+            if fields.axes == 3:
+                caption += f" A slice through the middle of {fields.axis_labels[0]}."
+            figure = draw(fields, samples, channel)
+            found.append(Picture(f"{file}-{kind}{number}", caption, figure))
+    if fields.axes == 3:
+        for normal in (1, 2):
+            middle = fields.axis_labels[normal]
+            caption = f"{name}: slices through the middle of {middle}."
+            figure = solutions(fields, (ranked or others)[:3], 0, normal)
+            found.append(Picture(f"{file}-slice-{normal + 1}", caption, figure))
+    if (over := over_domain(fields)) is not None:
+        caption = f"{name}: root mean square error over the domain, of all test samples."
+        found.append(Picture(f"{file}-over-domain", caption, over))
+    if fields.anchors.shape[1] and fields.axes > 1:
+        caption = (
+            f"{name}: anchors over the predicted field (top), and their decoding length scales as "
+            f"soft ellipses at {ELLIPSE_SCALE}× scale (bottom)."
+        )
+        found.append(Picture(f"{file}-anchors", caption, anchors(fields)))
+    return found
+
+
+@pictures.register
+def _(fields: ImageFields, name: str) -> list[Picture]:
+    """Anchors over images where there are anchors, and guesses alone where there are none."""
+    says = "the class of each, what it was taken for if another, and the probability of that"
+    count = fields.anchors.shape[1]
+    if not count:
+        caption = f"{name}: test images ({says})."
+        return [Picture(f"{file_name(name)}-guesses", caption, guesses(fields))]
+    caption = (
+        f"{name}: {count:,} anchors over test images ({says}). Below each image the refinement "
+        "length scales of the anchors, by colour and as soft circles at "
+        f"{ELLIPSE_SCALE}× scale. Vertical rows are fixed; the horizontal coordinate of an anchor "
+        f"has a standard deviation of {fields.spread():.4f} of the width between these images, on "
+        "average over anchors."
+    )
+    return [Picture(f"{file_name(name)}-anchors", caption, image_anchors(fields))]
+
+
+@singledispatch
+def shared_pictures(first: SavedFields, runs: Sequence[tuple[str, Any]]) -> list[Picture]:
+    """Pictures that runs of one kind share."""
+    del first, runs
+    return []
+
+
+@shared_pictures.register
+def _(first: Fields, runs: Sequence[tuple[str, Any]]) -> list[Picture]:
+    """Profiles, of those asked about the same samples, and error over time with spectra."""
+    found, file = [], file_name(runs[0][0])
+    for index, those in enumerate(_same_samples(runs)):
+        models = [fields for _, fields in those]
+        if sections(models[0], 0) is None:
+            continue
+        names = ", ".join(name for name, _ in those)
+        second, first_axis = models[0].axis_labels[1], models[0].axis_labels[0]
+        caption = f"{names}: profiles along {second} at fixed {first_axis}."
+        figure = profiles(those)
+        found.append(Picture(f"{file}-profiles-{index + 1}", caption, figure))
+    if (along := along_axes(runs)) is not None:
+        caption = "Error over time and mean power spectra, over the whole test set."
+        found.append(Picture(f"{file}-time-and-spectra", caption, along))
+    return found
+
+
+def _same_samples(runs: Sequence[tuple[str, Fields]]) -> list[list[tuple[str, Fields]]]:
+    """Runs that were asked about the same solutions, together."""
+    found: list[list[tuple[str, Fields]]] = []
+    for name, fields in runs:
+        for those in found:
+            rows = common_rows([those[0][1], fields])
+            truth = [
+                [each.truth[each.rows == row] for row in rows] for each in (those[0][1], fields)
+            ]
+            if (
+                rows
+                and np.shape(truth[0]) == np.shape(truth[1])
+                and np.allclose(truth[0], truth[1])
+            ):
+                those.append((name, fields))
+                break
+        else:
+            found.append([(name, fields)])
+    return found
+
+
+def common_rows(models: Sequence[Fields]) -> list[int]:
+    """Test samples that all models were asked for, in the order of the first."""
+    others = [set(model.rows.tolist()) for model in models[1:]]
+    return [row for row in models[0].rows.tolist() if all(row in rows for rows in others)]
+
+
+def file_name(name: str) -> str:
+    """A name that is safe as part of a file name."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)

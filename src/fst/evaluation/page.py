@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fst.data.errors import DataError, writing
+from fst.evaluation.figures import Picture
 from fst.evaluation.tables import Table
 from fst.io import parse_json, write_atomically
 from fst.terminal import markdown
@@ -23,15 +24,6 @@ from fst.terminal import markdown
 HTML, MARKDOWN, IMAGES, WRITTEN = "index.html", "report.md", "figures", "report.json"
 WRITER = "fst report"
 DOTS_PER_INCH = 150
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure with the name of its file (without ending) and what it shows, in words."""
-
-    name: str
-    caption: str
-    figure: Figure
 
 
 @dataclass(frozen=True)

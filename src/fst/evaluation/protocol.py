@@ -9,23 +9,52 @@ on every grid, so it is refined once and the one output answers the queries of a
 
 import hashlib
 import json
+import math
 import platform
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from fst.base import parameter_count
+from fst.base import Model, parameter_count
 from fst.data.row_writer import package_version
-from fst.data.samples import Batch, GridSamples, Samples
+from fst.data.samples import Batch, Samples
+from fst.data.source import DataSource
 from fst.data.splits import TestSplit
-from fst.evaluation.rows import GroupError, Origin, Row, group_errors, mean, shortened
+from fst.evaluation.fields import (
+    PICTURE,
+    Array,
+    Fields,
+    SavedFields,
+    choose_rows,
+    empty_parts,
+    full_grid,
+    padded,
+    ranked_rows,
+    real_points,
+)
+from fst.evaluation.rows import (
+    METRICS,
+    RELATIVE_L2,
+    ChannelError,
+    Grid,
+    GroupError,
+    Origin,
+    Row,
+    group_errors,
+    shortened,
+)
+from fst.evaluation.rows import mean as mean_of
+from fst.evaluation.trivial import TrainingFacts, channel_errors, compared, predictors
 from fst.evaluation_points import PointDraws
 from fst.field import Field
 from fst.kernels import fuse, fused, unfuse
@@ -34,13 +63,77 @@ from fst.operators import Operator, Output
 from fst.precision import full_precision
 from fst.pretrained import to_json
 from fst.terminal import printable
-from fst.types import Observations, check_fields
+from fst.types import Domain, Observations, check_fields
 
 Represent = Callable[[Observations], Output]
+Scores = tuple[Sequence[Row], SavedFields | None]
+# Parts of each axis, by the number of axes, that errors off any grid are summed in.
+BINS = {1: 48, 2: 20, 3: 8}
+# The even grid on which a field is drawn where its queries lie on none.
+DENSE = {1: (400,), 2: (96, 96), 3: (48, 48)}
 
 
 class EvaluationError(ValueError):
     """A model cannot be scored; the message is one clear line for the user."""
+
+
+class TestProtocol(ABC):
+    """How one kind of model is scored: the settings of a recipe's evaluation."""
+
+    __test__ = False  # no class of tests for pytest to collect
+
+    batch_size: int
+    paper_errors: tuple[float, ...]
+    shown: ClassVar[tuple[str, ...]]
+    """Settings of what is shown beside the errors, which they do not change."""
+
+    @abstractmethod
+    def load(self, best: Path) -> Model:
+        """The trained model in a folder."""
+
+    @abstractmethod
+    def score(
+        self,
+        model: Any,
+        test: TestSplit[Any],
+        origin: Origin,
+        facts: TrainingFacts,
+        *,
+        protocol: str,
+        console: Console | None = None,
+    ) -> Scores:
+        """Rows of the model, then of the trivial predictors; and what the figures draw."""
+
+    def without_paper(self) -> Self:
+        """The same settings where the paper's numbers are about another problem."""
+        changed: Any = self
+        kept: Self = replace(changed, paper_errors=())
+        return kept
+
+    def beside_validation(
+        self, error: float, training: Any, validation: Any, source: DataSource
+    ) -> str:
+        """A validation error in words, beside the trivial predictors on the same samples."""
+        del training, validation, source
+        return f"Validation error: {error:.5f}."
+
+    def images_per_step(self, batch_size: int) -> int | None:
+        """How many images a training step takes; None where it takes none."""
+        del batch_size
+        return None
+
+    def fingerprint(self, weights: bytes, data: DataSource) -> str:
+        """Identifies the weights scored and what was asked of them, in a few characters."""
+        asked = to_json(self) | self.about_data(data)
+        for name in self.shown:
+            del asked[name]
+        text = json.dumps(asked, sort_keys=True).encode()
+        return hashlib.sha256(hashlib.sha256(weights).digest() + text).hexdigest()[:16]
+
+    def about_data(self, data: DataSource) -> dict[str, Any]:
+        """Settings of the data that decide a score as much as the weights do."""
+        del data
+        return {}
 
 
 @dataclass(frozen=True)
@@ -58,7 +151,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class EvaluationSettings:
+class EvaluationSettings(TestProtocol):
     """How a model is scored. The defaults are those of single-viscosity Burgers in the paper."""
 
     grids: tuple[tuple[int, int], ...] = ((32, 32), (64, 64), (128, 128), (201, 1024))
@@ -76,6 +169,8 @@ class EvaluationSettings:
     """The paper's error on the last grid for each group, by the group's name."""
     view: View = field(default_factory=View)
 
+    shown = ("view", "paper_errors", "paper_groups")
+
     def __post_init__(self) -> None:
         check_fields(self)
         if self.batch_size < 1:
@@ -91,13 +186,138 @@ class EvaluationSettings:
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name} must not repeat, got {getattr(self, name)}")
 
+    def load(self, best: Path) -> Model:
+        return Operator.from_pretrained(best)
 
-class Measurement(NamedTuple):
-    """Per-sample errors on one grid, in the order of the test split."""
+    def score(
+        self,
+        model: Any,
+        test: TestSplit[Any],
+        origin: Origin,
+        facts: TrainingFacts,
+        *,
+        protocol: str,
+        console: Console | None = None,
+    ) -> Scores:
+        over = OverDomain(views_of(test.samples, self)[-1], self)
+        asked: dict[str, Any] = {"protocol": protocol, "console": console}
+        rows = evaluate(model, test, self, origin, std=facts.std, over=over, **asked)
+        errors = rows[max(1, len(self.grids)) - 1].errors
+        rows += trivial_rows(test, self, origin, facts, **asked)
+        return rows, sample_fields(model, test, self, origin, errors, over)
 
-    grid: tuple[int, ...] | None
-    neighbors: int | None
-    errors: tuple[float, ...]
+    def beside_validation(
+        self, error: float, training: Any, validation: Any, source: DataSource
+    ) -> str:
+        """The training targets give their mean; the validation grid is the samples' own."""
+        mean = training.statistics().output_mean.reshape(-1).expand(training.output_channels)
+        facts = TrainingFacts(tuple(mean.tolist()), diffusion=source.diffusion)
+        split = TestSplit(validation, values=source.value_names, targets=source.target_names)
+        initial = bool(self.grids) and self.starts_with_time
+        whole = replace(self, grids=(), neighbors=(), paper_errors=(), paper_groups=())
+        beside = {}
+        for name, predictor in predictors(split, facts, initial=initial).items():
+            with full_precision(), torch.inference_mode():
+                (found,) = measure(predictor, validation, whole)
+            beside[name] = mean_of(found.errors)
+        words = compared(error, beside, METRICS[RELATIVE_L2])
+        return f"Validation error: {error:.5f}{', ' * bool(words)}{words}."
+
+    @property
+    def starts_with_time(self) -> bool:
+        return self.view.axis_names[0].split()[0] in ("t", "time")
+
+    def without_paper(self) -> Self:
+        return replace(super().without_paper(), paper_groups=())
+
+
+class Measurement:
+    """Errors on one grid, collected batch by batch in the order of the test split."""
+
+    def __init__(self, grid: Grid, neighbors: int | None) -> None:
+        self.grid, self.neighbors = grid, neighbors
+        self.found: list[Tensor] = []
+        self.relative: list[Tensor] = []
+        self.squares, self.points = torch.zeros(()), 0
+
+    def add(self, batch: Batch, prediction: Float[Tensor, "b q c"], rows: Tensor) -> None:
+        error = relative_l2(prediction, batch.targets, batch.mask)
+        _check_finite(error, rows, self.grid)
+        self.found.append(error.cpu())
+        real = 1.0 if batch.mask is None else batch.mask[..., None]
+        squares = ((prediction - batch.targets) * real).double().square().sum(dim=1)  # b c
+        target = (batch.targets * real).double().square().sum(dim=1)
+        self.relative.append((squares / target).sqrt().cpu())
+        self.squares = self.squares + squares.sum(dim=0).cpu()
+        self.points += (
+            batch.targets[..., 0].numel() if batch.mask is None else int(batch.mask.sum())
+        )
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        return tuple(map(shortened, torch.cat(self.found).tolist()))
+
+    def channels(
+        self, names: Sequence[tuple[str, str]], std: Sequence[float]
+    ) -> tuple[ChannelError, ...]:
+        return channel_errors(names, torch.cat(self.relative), self.squares / self.points, std)
+
+
+class OverDomain:
+    """Where in the domain, and at which wavenumbers, all test predictions on one grid are wrong."""
+
+    def __init__(self, samples: Samples, settings: "EvaluationSettings") -> None:
+        self.domain, self.grid = samples.domain, samples.grid_shape
+        axes, most = samples.domain.axes, BINS.get(samples.domain.axes, 1)
+        self.bins = (most,) * axes
+        if self.grid is not None:
+            limits = PICTURE if axes == 2 else self.bins
+            self.bins = tuple(map(min, self.grid, limits))
+        shape = (math.prod(self.bins), samples.output_channels)
+        self.squared_error, self.squared_target, self.counts = (
+            torch.zeros(size, dtype=torch.float64) for size in (shape, shape, shape[:1])
+        )
+        self.cuts: list[int] = []
+        if self.grid is not None and axes == 2:
+            last = self.grid[0] - 1
+            ends = settings.view.axis_ends[0]
+            self.cuts = sorted({round(each / ends * last) for each in settings.view.profiles})
+            self.cuts = [cut for cut in self.cuts if 0 <= cut <= last]
+        waves = 0 if self.grid is None or not self.cuts else self.grid[1] // 2 + 1
+        self.power = torch.zeros(len(self.cuts), waves, 3, dtype=torch.float64)
+        self.samples = 0
+
+    def add(self, batch: Batch, prediction: Float[Tensor, "b q c"]) -> None:
+        bins = torch.tensor(self.bins, device=prediction.device)
+        unit = self.domain.to_unit(batch.queries)
+        index = (unit * bins).long().clamp(min=torch.zeros_like(bins), max=bins - 1)
+        flat = index[..., 0]
+        for axis in range(1, len(self.bins)):
+            flat = flat * self.bins[axis] + index[..., axis]
+        real = torch.ones_like(flat, dtype=torch.bool) if batch.mask is None else batch.mask
+        where, error = flat[real].cpu(), (prediction - batch.targets)[real].double().cpu()
+        self.squared_error.index_add_(0, where, error.square())
+        self.squared_target.index_add_(0, where, batch.targets[real].double().cpu().square())
+        self.counts.index_add_(0, where, torch.ones(len(where), dtype=torch.float64))
+        if self.cuts and self.grid is not None:
+            shape = (-1, *self.grid)
+            pair = (batch.targets[..., 0].reshape(shape), prediction[..., 0].reshape(shape))
+            curves = torch.stack([*pair, pair[1] - pair[0]], dim=-1)[:, self.cuts]  # b p x 3
+            waves = torch.fft.rfft(curves.double(), dim=2, norm="forward")
+            self.power += waves.abs().square().sum(dim=0).cpu()
+            self.samples += len(curves)
+
+    def arrays(self, scale: Array) -> dict[str, Array]:
+        """As `Fields` hold them; `scale` is the length of the unit on each axis."""
+        last = 1 if self.grid is None else max(self.grid[0] - 1, 1)
+        return {
+            "bins": np.array(self.bins),
+            "counts": self.counts.float().numpy(),
+            "squared_error": self.squared_error.float().numpy(),
+            "squared_target": self.squared_target.float().numpy(),
+            "cuts": np.array([cut / last * scale[0] for cut in self.cuts], np.float32),
+            "spectra": (self.power / max(self.samples, 1)).float().numpy(),
+        }
 
 
 def evaluate(
@@ -107,11 +327,14 @@ def evaluate(
     origin: Origin,
     *,
     protocol: str = "",
+    std: Sequence[float] = (),
+    over: OverDomain | None = None,
     console: Console | None = None,
 ) -> list[Row]:
     """Score a model on a test split: a row for each grid, then one for each of `neighbors`.
 
-    The samples must be on the model's device. `protocol` is what `fingerprint` gives.
+    The samples must be on the model's device. `protocol` is what `fingerprint` gives, `std` are
+    the standard deviations of the training targets, and `over` learns where the errors lie.
     """
     device = next(model.parameters()).device
     draws = batch_draws(model, settings)
@@ -120,9 +343,34 @@ def evaluate(
         output: Output = model(observations, next(draws))
         return output
 
+    check_test(test)
     with measuring(model):
-        found = measure(represent, test, settings, label=origin.model, console=console)
-    return make_rows(found, test, settings, origin, parameter_count(model), protocol, device)
+        samples, label = test.samples, origin.model
+        found = measure(represent, samples, settings, over=over, label=label, console=console)
+    count = parameter_count(model)
+    return make_rows(found, test, settings, origin, count, protocol, device, std)
+
+
+def trivial_rows(
+    test: TestSplit[Samples],
+    settings: EvaluationSettings,
+    origin: Origin,
+    facts: TrainingFacts,
+    *,
+    protocol: str = "",
+    console: Console | None = None,
+) -> list[Row]:
+    """Rows of the trivial predictors on the test grids of a run, to stand beside the run's own."""
+    rows, samples = [], test.samples
+    settings = replace(settings, paper_errors=(), paper_groups=())  # the paper has no such numbers
+    source = replace(origin, seed=None, training=None)
+    initial = bool(settings.grids) and settings.starts_with_time
+    for name, predictor in predictors(test, facts, initial=initial).items():
+        with full_precision(), torch.inference_mode():
+            found = measure(predictor, samples, settings, label=name, console=console)
+        named = replace(source, model=name)
+        rows += make_rows(found, test, settings, named, 0, protocol, samples.device, facts.std)
+    return rows
 
 
 def batch_draws(model: Operator, settings: EvaluationSettings) -> Iterator[PointDraws | None]:
@@ -136,56 +384,58 @@ def batch_draws(model: Operator, settings: EvaluationSettings) -> Iterator[Point
 
 def measure(
     represent: Represent,
-    test: TestSplit[Samples],
+    samples: Samples,
     settings: EvaluationSettings,
     *,
+    over: OverDomain | None = None,
     label: str = "",
     console: Console | None = None,
 ) -> list[Measurement]:
     """Errors of any predictor, each batch represented once for all grids and neighbour counts."""
-    views = views_of(test, settings)
-    errors: dict[tuple[int, int | None], list[Tensor]] = {}
+    views = views_of(samples, settings)
+    found: dict[tuple[bool, int, int], Measurement] = {}
     with show_progress(console) as progress:
-        batches = list(row_batches(test.samples, settings))
+        batches = list(row_batches(samples, settings))
         for rows in progress.track(batches, description=printable(f"testing {label}".strip())):
-            output = represent(test.samples.batch(rows).observations)
-            for index, samples in enumerate(views):
-                batch = samples.batch(rows)
+            output = represent(samples.batch(rows).observations)
+            for index, view in enumerate(views):
+                batch = view.batch(rows)
+                last = index == len(views) - 1
                 ways: tuple[int | None, ...] = (None,)
-                if isinstance(output, Field) and index == len(views) - 1:
+                if last and isinstance(output, Field):
                     ways = (None, *settings.neighbors)
-                for neighbors in ways:
-                    prediction = _answer(output, batch.queries, neighbors)
-                    error = relative_l2(prediction, batch.targets, batch.mask)
-                    _check_finite(error, rows, grid_of(samples))
-                    errors.setdefault((index, neighbors), []).append(error.cpu())
-    return [
-        Measurement(
-            grid_of(views[index]), neighbors, tuple(map(shortened, torch.cat(parts).tolist()))
-        )
-        for (index, neighbors), parts in sorted(errors.items(), key=_grids_before_neighbors)
-    ]
+                for near in ways:
+                    prediction = answer(output, batch.queries, near)
+                    key = near is not None, index, near or 0  # grids come before neighbours
+                    found.setdefault(key, Measurement(view.grid_shape, near)).add(
+                        batch, prediction, rows
+                    )
+                    if last and near is None and over is not None:
+                        over.add(batch, prediction)
+    return [found[key] for key in sorted(found)]
 
 
 def make_rows(
-    measurements: list[Measurement],
+    measurements: Sequence[Measurement],
     test: TestSplit[Samples],
     settings: EvaluationSettings,
     origin: Origin,
     parameters: int,
     protocol: str,
     device: torch.device,
+    std: Sequence[float] = (),
 ) -> list[Row]:
     """Measurements with all that a reader needs to know of them."""
     rows = []
-    for index, (grid, neighbors, errors) in enumerate(measurements):
-        paper = None
-        if neighbors is None and settings.paper_errors:
-            paper = settings.paper_errors[index]
-        last = neighbors is None and index == max(1, len(settings.grids)) - 1
+    targets = test.targets or default_names("target", test.samples.output_channels)
+    for index, found in enumerate(measurements):
+        whole, errors = found.neighbors is None, found.errors
+        paper = settings.paper_errors[index] if whole and settings.paper_errors else None
+        last = whole and index == max(1, len(settings.grids)) - 1
         groups = group_errors(errors, test.groups, dict(settings.paper_groups) if last else {})
         row = make_row(errors, groups, paper, origin, parameters, protocol, device)
-        rows.append(replace(row, grid=grid, neighbors=neighbors))
+        channels = found.channels(targets, std)
+        rows.append(replace(row, grid=found.grid, neighbors=found.neighbors, channels=channels))
     return rows
 
 
@@ -211,7 +461,7 @@ def make_row(
         grid=None,
         neighbors=None,
         samples=len(errors),
-        error=mean(errors),
+        error=mean_of(errors),
         paper_error=paper_error,
         errors=errors,
         groups=groups,
@@ -220,21 +470,22 @@ def make_row(
         torch_version=torch.__version__,
         device=device_name(device),
         training=origin.training,
+        data=origin.data,
     )
 
 
-def views_of(test: TestSplit[Samples], settings: EvaluationSettings) -> list[Samples]:
-    """The test samples on each grid of the settings, or as they are stored where it names none."""
+def check_test(test: object) -> None:
     if not isinstance(test, TestSplit):
         raise TypeError(f"test must be a TestSplit, got {type(test).__name__}")
-    samples = test.samples
-    if not settings.grids:
-        return [samples]
-    if not isinstance(samples, GridSamples):
+
+
+def views_of(samples: Samples, settings: EvaluationSettings) -> list[Samples]:
+    """The samples on each grid of the settings, or as they are stored where it names none."""
+    if settings.grids and samples.grid_shape is None:
         raise EvaluationError("grids were given, but these test samples lie on no grid")
     return [
         samples if grid == samples.grid_shape else samples.on_grid(grid) for grid in settings.grids
-    ]
+    ] or [samples]
 
 
 def row_batches(samples: Samples, settings: EvaluationSettings) -> Iterator[Int[Tensor, " b"]]:
@@ -242,9 +493,140 @@ def row_batches(samples: Samples, settings: EvaluationSettings) -> Iterator[Int[
     return iter(torch.arange(len(samples), device=samples.device).split(settings.batch_size))
 
 
+def sample_fields(
+    model: Operator,
+    test: TestSplit[Samples],
+    settings: EvaluationSettings,
+    origin: Origin,
+    errors: Sequence[float] = (),
+    over: OverDomain | None = None,
+) -> Fields | None:
+    """A few samples on the last test grid, or at their points, predicted as they are scored.
+
+    Of the test's `errors` the best, the median and the worst; then some by their place in the test
+    set, chosen before any prediction. None where none is asked for, or on more than three axes.
+    """
+    check_test(test)
+    samples, axes = views_of(test.samples, settings)[-1], test.samples.domain.axes
+    if axes > 3 or not settings.view.samples:
+        return None
+    roles = ranked_rows(errors)
+    wanted = [*roles, *choose_rows(test.groups, len(samples), settings.view.samples)]
+    wanted = list(dict.fromkeys(wanted))
+    scale = np.array(settings.view.axis_ends if settings.grids else (1.0,) * axes, np.float32)
+    with measuring(model):
+        looks = {
+            row: look
+            for rows, batch, output in chosen_outputs(model, samples, settings, wanted)
+            for row, look in zip(rows.tolist(), _looks(batch, output, samples, scale), strict=True)
+        }
+    kept = [looks[row] for row in wanted]
+    parts: dict[str, Array] = empty_parts(
+        len(wanted), axes, samples.output_channels, samples.value_channels
+    )
+    parts |= {} if over is None else over.arrays(scale)
+    names = ("positions", "values", "queries", "truth", "prediction")
+    parts |= {name: padded([look[name] for look in kept]) for name in names}
+    stacked = ("dense", "anchors", "length_scales")
+    parts |= {name: np.stack([look[name] for look in kept]) for name in stacked}
+    if (parts["queries"] == parts["queries"][:1]).all():
+        parts["queries"] = parts["queries"][:1]
+    numbers = [test.numbers[row] for row in wanted] if test.numbers else wanted
+    cells = [(None if test.cells is None else test.cells(number)) for number in numbers]
+    triangles = [
+        # Triangles of points that were left out of the picture cannot be drawn.
+        np.insert(each, 0, index, axis=1)
+        for index, (each, look) in enumerate(zip(cells, kept, strict=True))
+        if each is not None and look["whole"]
+    ]
+    axis_names = [(name, "") for name in settings.view.axis_names] if settings.grids else ()
+    return Fields(
+        **parts
+        | {
+            "model": np.array(origin.model),
+            "axis_labels": _labels(test.axes or axis_names, "axis", axes),
+            "value_labels": _labels(test.values, "value", samples.value_channels),
+            "target_labels": _labels(test.targets, "target", samples.output_channels),
+            "low": np.array(samples.domain.low, np.float32) * scale,
+            "high": np.array(samples.domain.high, np.float32) * scale,
+            "rows": np.array(wanted),
+            "numbers": np.array(numbers),
+            "roles": np.array([roles.get(row, "") for row in wanted]),
+            "groups": np.array([test.groups[r] for r in wanted] if test.groups else [], np.str_),
+            "errors": np.array([look["error"] for look in kept], np.float32),
+            "observed": np.array([len(look["values"]) for look in kept]),
+            "queried": np.array([len(look["truth"]) for look in kept]),
+            "triangles": np.concatenate([parts["triangles"], *triangles]),
+            "dense_shape": np.array(DENSE[axes] if parts["dense"].shape[1] else (), int),
+        }
+    )
+
+
+def _looks(
+    batch: Batch, output: Output, samples: Samples, scale: Array
+) -> Iterator[dict[str, Any]]:
+    """What is kept of each sample of a batch."""
+    prediction = output(batch.queries)
+    errors = relative_l2(prediction, batch.targets, batch.mask)
+    anchors = anchors_of(output, batch.queries)
+    given, mask = batch.observations, batch.mask
+    queries = _array(batch.queries)
+    asked = real_points(None if mask is None else mask.cpu().numpy(), queries)
+    masked = None if given.mask is None else given.mask.cpu().numpy()
+    seen = real_points(masked, _array(given.positions))
+    dense = torch.zeros(len(queries), 0, samples.output_channels)
+    if full_grid(queries[0, asked[0]]) is None:
+        dense = output(dense_queries(samples.domain, batch.queries).expand(len(queries), -1, -1))
+    for index, (points, sensors) in enumerate(zip(asked, seen, strict=True)):
+        yield {
+            "error": errors[index].item(),
+            "whole": len(points) == (queries.shape[1] if mask is None else int(mask[index].sum())),
+            "positions": _array(given.positions[index])[sensors] * scale,
+            "values": _array(given.values[index])[sensors],
+            "queries": queries[index, points] * scale,
+            "truth": _array(batch.targets[index])[points],
+            "prediction": _array(prediction[index])[points],
+            "dense": _array(dense[index]),
+            "anchors": _array(anchors[0][index]) * scale,
+            "length_scales": _array(anchors[1][index]) * scale,
+        }
+
+
+def dense_queries(domain: Domain, like: Tensor) -> Float[Tensor, "1 d s"]:
+    """An even grid over the domain; of three axes, over the middle of the first one."""
+    shape = DENSE[domain.axes]
+    places = [torch.linspace(0, 1, count) for count in shape]
+    places = [torch.tensor([0.5])] * (domain.axes - len(shape)) + places
+    unit = torch.stack(torch.meshgrid(*places, indexing="ij"), dim=-1).flatten(0, -2)
+    return domain.from_unit(unit[None].to(like))
+
+
+def anchors_of(output: Output, like: Float[Tensor, "b q s"]) -> tuple[Tensor, Tensor]:
+    """Anchor positions and decoding length scales; none for models without anchors."""
+    if isinstance(output, Field):
+        return output.anchors.positions, output.anchors.length_scales
+    return like[:, :0], like[:, :0]
+
+
+def default_names(kind: str, count: int) -> tuple[tuple[str, str], ...]:
+    return tuple((f"{kind} {number}", "") for number in range(1, count + 1))
+
+
+def _labels(names: Sequence[tuple[str, str]], kind: str, count: int) -> Array:
+    """Names with units, as axes and colour bars show them."""
+    labels = [
+        name + f" ({unit})" * bool(unit) for name, unit in names or default_names(kind, count)
+    ]
+    return np.array(labels)
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.float().cpu().numpy()
+
+
 def chosen_outputs(
     model: Operator, samples: Samples, settings: EvaluationSettings, wanted: Sequence[int]
-) -> Iterator[tuple[Batch, Output]]:
+) -> Iterator[tuple[Tensor, Batch, Output]]:
     """The rows `wanted` of the test, each represented with the evaluation points it is scored with.
 
     Batch by batch of the test, in its order.
@@ -255,11 +637,7 @@ def chosen_outputs(
         rows = rows[torch.isin(rows, chosen)]
         if len(rows):
             batch = samples.batch(rows)
-            yield batch, model(batch.observations, draws)
-
-
-def grid_of(samples: Samples) -> tuple[int, ...] | None:
-    return samples.grid_shape if isinstance(samples, GridSamples) else None
+            yield rows, batch, model(batch.observations, draws)
 
 
 @contextmanager
@@ -276,28 +654,16 @@ def measuring(model: nn.Module) -> Iterator[None]:
             unfuse(model)
 
 
-def fingerprint(settings: EvaluationSettings, weights: bytes) -> str:
-    """Identifies the weights scored and what was asked of them, in a few characters."""
-    asked = to_json(settings)
-    for name in ("view", "paper_errors", "paper_groups"):  # what is shown beside the errors
-        del asked[name]
-    return fingerprint_of(asked, weights)
-
-
-def fingerprint_of(asked: dict[str, Any], weights: bytes) -> str:
-    text = json.dumps(asked, sort_keys=True).encode()
-    return hashlib.sha256(hashlib.sha256(weights).digest() + text).hexdigest()[:16]
-
-
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type.upper()} {platform.machine()}"
 
 
-def _answer(
+def answer(
     output: Output, queries: Float[Tensor, "b q s"], neighbors: int | None
 ) -> Float[Tensor, "b q c"]:
+    """Values at queries; only a field has neighbours to choose from."""
     return output(queries, neighbors) if isinstance(output, Field) else output(queries)
 
 
@@ -310,13 +676,6 @@ def _check_finite(error: Tensor, rows: Tensor, grid: tuple[int, ...] | None) -> 
             f"the relative error of test sample {row}{where} is not finite: the prediction is "
             "NaN or infinite, or the solution is zero everywhere"
         )
-
-
-def _grids_before_neighbors(
-    item: tuple[tuple[int, int | None], list[Tensor]],
-) -> tuple[bool, int, int]:
-    (index, neighbors), _ = item
-    return neighbors is not None, index, neighbors or 0
 
 
 @contextmanager

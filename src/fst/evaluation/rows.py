@@ -6,6 +6,7 @@ rows; the mean and the group means are checked against the per-sample errors whe
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,100 @@ from fst.pretrained import from_json, to_json
 # Significant digits that give a float32 back exactly.
 DIGITS = 9
 
+NOTHING = "–"
+Grid = tuple[int, ...] | None
+
+
+class Metric(ABC):
+    """What an error is, and how tables show it."""
+
+    title: str
+    samples: str
+    group: str
+    header: tuple[str, str, str, str]
+    """Names of the columns: what was scored, our number, the paper's, and their difference."""
+    loss: str
+    """What training minimised, and what it was validated by, for the axes of its curves."""
+    validation: str
+
+    @abstractmethod
+    def column(self, grid: Grid) -> str:
+        """What was scored, as the heading of a column."""
+
+    @abstractmethod
+    def text(self, value: float | None) -> str: ...
+
+    @abstractmethod
+    def spread(self, value: float) -> str:
+        """A standard deviation, in the units of `text`."""
+
+    @abstractmethod
+    def difference(self, ours: float, paper: float | None) -> str: ...
+
+    @abstractmethod
+    def sentence(self, error: float) -> str:
+        """What an error means, as the part of a sentence that follows the name of a model."""
+
+    def better(self, error: float, other: float) -> str:
+        """How a lower error stands to another."""
+        del error, other
+        return "compared with"
+
+
+class RelativeError(Metric):
+    """‖prediction − target‖ / ‖target‖."""
+
+    title, samples, group = "mean relative L2 error", "Samples", "ν"
+    header = ("Test grid", "Ours", "Paper", "Change")
+    loss, validation = "mean squared relative L2", "mean relative L2"
+
+    def column(self, grid: Grid) -> str:
+        return "points" if grid is None else "×".join(map(str, grid))
+
+    def text(self, value: float | None) -> str:
+        return NOTHING if value is None else f"{value:.5f}"
+
+    def spread(self, value: float) -> str:
+        return self.text(value)
+
+    def difference(self, ours: float, paper: float | None) -> str:
+        return NOTHING if not paper else f"{100 * (ours - paper) / paper:+.1f} %"
+
+    def sentence(self, error: float) -> str:
+        return f"has a mean relative L2 error of {error:.5f}"
+
+    def better(self, error: float, other: float) -> str:
+        return f"{other / error:.1f} times lower than" if error else "far below"
+
+
+@dataclass(frozen=True)
+class Accuracy(Metric):
+    """A share of wrong answers, shown as the accuracy that it leaves, in percent."""
+
+    name: str
+    title, samples, group = "accuracy in percent", "Images", "Class"
+    header = ("Accuracy", "Ours (%)", "Paper (%)", "Points")
+    loss, validation = "cross-entropy", "share of wrong first guesses"
+
+    def column(self, grid: Grid) -> str:
+        return self.name
+
+    def text(self, value: float | None) -> str:
+        return NOTHING if value is None else f"{100 * (1 - value):.3f}"
+
+    def spread(self, value: float) -> str:
+        return f"{100 * value:.3f}"
+
+    def difference(self, ours: float, paper: float | None) -> str:
+        return NOTHING if paper is None else f"{100 * (paper - ours):+.3f}"
+
+    def sentence(self, error: float) -> str:
+        return f"names the right class of {100 * (1 - error):.2f} % of the images ({self.name})"
+
+
 RELATIVE_L2 = "relative_l2"
-ACCURACIES = {"top1_error": "Top-1", "top5_error": "Top-5"}
-"""Errors that are shares of wrong answers, by the name of the accuracy that they leave."""
+ACCURACIES = {"top1_error": Accuracy("Top-1"), "top5_error": Accuracy("Top-5")}
+METRICS: dict[str, Metric] = {RELATIVE_L2: RelativeError(), **ACCURACIES}
 
 
 @dataclass(frozen=True)
@@ -47,6 +139,31 @@ class Origin:
     seed: int | None = None
     git_hash: str | None = None
     training: TrainingCost | None = None
+    data: str = ""
+    """By which a user's own data are told from others of the same task."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The course of a training run: (step, value) pairs, possibly none."""
+
+    loss: tuple[tuple[int, float], ...] = ()
+    validation: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class ChannelError:
+    """One target channel by itself.
+
+    `rmse` is in the unit of the channel; `std` is the standard deviation of its training targets,
+    where it is known.
+    """
+
+    name: str
+    unit: str
+    error: float | None
+    rmse: float
+    std: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,10 +207,33 @@ class Row:
     device: str
     training: TrainingCost | None
     metric: str = RELATIVE_L2
+    channels: tuple[ChannelError, ...] = ()
+    data: str = ""
+
+    @property
+    def measure(self) -> Metric:
+        return METRICS[self.metric]
+
+    @property
+    def column(self) -> str:
+        return self.measure.column(self.grid)
+
+    @property
+    def trivial(self) -> bool:
+        """Whether this is a predictor without parameters."""
+        return self.parameters == 0
+
+    @property
+    def std_error(self) -> float | None:
+        """Root mean square over channels of rmse / std: 1 is as good as the mean of the targets."""
+        shares = [each.rmse / each.std for each in self.channels if each.std]
+        return math.sqrt(mean([share**2 for share in shares])) if shares else None
 
 
 def check(row: Row) -> None:
     """Raise unless the means are those of the per-sample errors: rows may be edited by hand."""
+    if row.metric not in METRICS:
+        raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {row.metric!r}")
     if row.samples != len(row.errors) or not row.errors:
         raise ValueError(f"samples is {row.samples}, but errors holds {len(row.errors)}")
     if not all(math.isfinite(error) and error >= 0 for error in row.errors):

@@ -1,35 +1,56 @@
-"""What a run folder says about itself: its origin for result rows, its curves and its results.
+"""The result store of a run, and what else its folder says about it; no model is loaded here.
 
-Everything is read as JSON or NumPy arrays; no model is loaded here.
+RUN/results/rows.json    the result rows
+RUN/results/fields.npz   a few samples seen closely, for the figures
 """
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fst.data.errors import DataError, reading
-from fst.evaluation.arrays import stored_names
-from fst.evaluation.fields import Fields, load_fields
-from fst.evaluation.image_fields import ImageFields, load_image_fields
-from fst.evaluation.once import FIELDS, ROWS
-from fst.evaluation.point_fields import PointFields, load_point_fields
-from fst.evaluation.rows import Origin, Row, TrainingCost, read_rows
+from fst.data.errors import DataError, reading, writing
+from fst.evaluation.fields import SavedFields, read_fields, save_fields
+from fst.evaluation.protocol import EvaluationError, Scores
+from fst.evaluation.rows import Curves, Origin, Row, TrainingCost, read_rows, write_rows
 from fst.io import parse_json
 from fst.pretrained import PretrainedError, from_json
 from fst.terminal import one_line
 
-RESULTS = "results"
+RESULTS, ROWS, FIELDS = "results", "rows.json", "fields.npz"
 # Log lines that a median is worth taking of.
 FEWEST_LINES = 5
 
 
-@dataclass(frozen=True)
-class Curves:
-    """The course of a training run: (step, value) pairs, possibly none."""
+def score_once(
+    folder: Path, protocol: str, compute: Callable[[], Scores], *, again: bool = False
+) -> list[Row]:
+    """The rows in `folder`, computed and stored there if it has none.
 
-    loss: tuple[tuple[int, float], ...] = ()
-    validation: tuple[tuple[int, float], ...] = ()
+    Stored rows of another protocol (other weights, or other settings) are an error: choosing
+    between them by their test errors would be training on the test set. `again` replaces them.
+    """
+    path = folder / ROWS
+    if path.exists() and not again:
+        rows = read_rows(path)
+        if {row.protocol for row in rows} == {protocol}:
+            return rows
+        raise EvaluationError(
+            f"{path}: this run was scored before, with other weights or other settings of the "
+            "evaluation; a test set is scored once (--again replaces the stored rows)"
+        )
+    scores, fields = compute()
+    if any(row.protocol != protocol for row in scores):
+        raise ValueError(f"compute must give rows of protocol {protocol!r}")
+    # The rows come last: where they are, the fields beside them are complete and theirs.
+    with writing(path):
+        path.unlink(missing_ok=True)
+        (folder / FIELDS).unlink(missing_ok=True)
+    if fields is not None:
+        save_fields(folder / FIELDS, fields)
+    write_rows(path, scores)
+    return list(scores)
 
 
 @dataclass(frozen=True)
@@ -38,7 +59,7 @@ class Run:
 
     name: str
     rows: tuple[Row, ...]
-    fields: Fields | PointFields | ImageFields | None
+    fields: SavedFields | None
     curves: Curves
 
 
@@ -56,17 +77,6 @@ def read_run(folder: Path) -> Run:
         read_fields(saved) if saved.is_file() else None,
         read_curves(folder / "metrics.jsonl"),
     )
-
-
-def read_fields(path: Path) -> Fields | PointFields | ImageFields:
-    """The saved fields of an operator on a grid or at points, or of a classifier.
-
-    Only a classifier's file holds pictures, and only one of points holds queries.
-    """
-    names = stored_names(path)
-    if "pictures" in names:
-        return load_image_fields(path)
-    return load_point_fields(path) if "queries" in names else load_fields(path)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -144,6 +154,7 @@ def read_origin(
     model: str,
     seed: int | None = None,
     images: int | None = None,
+    data: str = "",
 ) -> Origin:
     """Where a run's weights came from; what its folder does not say is None.
 
@@ -165,6 +176,7 @@ def read_origin(
         seed=seed,
         git_hash=git_hash,
         training=cost,
+        data=data,
     )
 
 

@@ -10,10 +10,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from fst.evaluation.rows import Row
+from fst.evaluation.rows import NOTHING, Row
 from fst.terminal import markdown, printable
 
-NOTHING = "–"
+# Tables by group are read, so they end where nobody would read on.
+MOST_GROUPS = 50
 
 Item = TypeVar("Item")
 
@@ -69,95 +70,123 @@ _HTML = Environment(autoescape=True, trim_blocks=True).from_string("""
 """)
 
 
-def error_table(rows: Sequence[Row]) -> Table:
-    """One line a row: ours, the paper's, and how far apart they are.
+def without_empty(title: str, columns: dict[str, list[str]], words: int) -> Table:
+    """A table of these columns; those that hold nothing are left out."""
+    kept = {name: cells for name, cells in columns.items() if set(cells) - {NOTHING}}
+    lines = tuple(zip(*kept.values(), strict=True))
+    return Table(title, tuple(kept), lines, words)
 
-    Columns that would be empty, about neighbours or about the paper, are left out.
-    """
+
+def error_table(rows: Sequence[Row]) -> Table:
+    """One line a row: ours, the paper's, and how far apart they are."""
     swept = {_identity(row) for row in rows if row.neighbors is not None}
-    quoted = any(row.paper_error is not None for row in rows)
-    header = ["Model", "Test grid", "Samples", "Ours"]
-    header[2:2] = ["Anchors"] if swept else []
-    header += ["Paper", "Change"] if quoted else []
-    lines = []
-    for row in rows:
-        line = [row.model, grid_name(row.grid), f"{row.samples:,}", number(row.error)]
-        if swept:
-            whole = "all" if _identity(row) in swept else NOTHING
-            line.insert(2, whole if row.neighbors is None else str(row.neighbors))
-        if quoted:
-            line += [number(row.paper_error), difference(row.error, row.paper_error)]
-        lines.append(tuple(line))
+    measure = rows[0].measure
+    what, ours, paper, change = measure.header
+
+    def decoded(row: Row) -> str:
+        whole = "all" if _identity(row) in swept else NOTHING
+        return whole if row.neighbors is None else str(row.neighbors)
+
+    columns = {
+        "Model": [row.model for row in rows],
+        what: [row.column for row in rows],
+        "Anchors": [decoded(row) for row in rows],
+        measure.samples: [f"{row.samples:,}" for row in rows],
+        ours: [row.measure.text(row.error) for row in rows],
+        paper: [row.measure.text(row.paper_error) for row in rows],
+        change: [row.measure.difference(row.error, row.paper_error) for row in rows],
+        "RMSE / std": [_share(row.std_error) for row in rows],
+    }
     recipes = ", ".join(unique(row.recipe for row in rows))
-    title = f"{recipes}: mean relative L2 error on the test set"
-    return Table(title, tuple(header), tuple(lines), words=2)
+    return without_empty(f"{recipes}: {measure.title} on the test set", columns, words=2)
 
 
 def grid_table(rows: Iterable[Row]) -> Table:
-    """One line a model and one column a grid, ours with the paper's in brackets (Table 3)."""
+    """One line a model and one column a grid or accuracy, the paper's in brackets (Table 3, 8)."""
     rows = [row for row in rows if row.neighbors is None]
-    grids = unique(row.grid for row in rows)
-    lines = []
-    for those in by_model(rows).values():
-        found = {row.grid: row for row in those}
-        cells = [_with_paper(found.get(grid)) for grid in grids]
-        row = those[0]
-        lines.append((row.model, row.run, parameters(row.parameters), f"{row.samples:,}", *cells))
-    title = "Mean relative L2 error on the test set by test grid"
-    if any(row.paper_error is not None for row in rows):
-        title += ": ours, and the paper's in brackets"
-    header = ("Model", "Run", "Parameters", "Samples", *map(grid_name, grids))
-    return Table(title, header, tuple(lines), words=2)
+    models = [{row.column: row for row in those} for those in by_model(rows).values()]
+    first = [next(iter(found.values())) for found in models]
+    measure = rows[0].measure
+    columns = {
+        "Model": [row.model for row in first],
+        "Run": [row.run for row in first],
+        "Parameters": [parameters(row.parameters) for row in first],
+        measure.samples: [f"{row.samples:,}" for row in first],
+    }
+    for name in unique(row.column for row in rows):
+        columns[name] = [_with_paper(found.get(name)) for found in models]
+    columns["RMSE / std"] = [_share([*found.values()][-1].std_error) for found in models]
+    quoted = any(row.paper_error is not None for row in rows)
+    title = measure.title[0].upper() + measure.title[1:] + " on the test set"
+    title += ": ours, and the paper's in brackets" if quoted else ""
+    return without_empty(title, columns, words=2)
 
 
-def viscosity_table(rows: Iterable[Row]) -> Table | None:
-    """One line a viscosity and one column a model (Table 19); None with fewer than two groups."""
-    grouped = [row for row in full_grid(rows) if len(row.groups) > 1]
-    if not grouped:
+def channel_table(rows: Iterable[Row]) -> Table | None:
+    """Each target channel by itself, on the last grid; None where there is one without a std."""
+    scored = [(row, each) for row in full_grid(rows) for each in row.channels]
+    if not any(each.std for _, each in scored):
         return None
-    columns: list[tuple[str, dict[str, float | None]]] = []
-    for row in grouped:
-        ours = {group.name: group.error for group in row.groups}
-        columns.append((f"{row.model}, ours", {**ours, "all": row.error}))
-        paper = {group.name: group.paper_error for group in row.groups}
-        if any(paper.values()):
-            columns.append((f"{row.model}, paper", {**paper, "all": row.paper_error}))
+    columns = {
+        "Model": [row.model for row, _ in scored],
+        "Target": [each.name + f" ({each.unit})" * bool(each.unit) for _, each in scored],
+        "Relative L2": [row.measure.text(each.error) for row, each in scored],
+        "RMSE": [f"{each.rmse:.4g}" for _, each in scored],
+        "Standard deviation": [_short(each.std) for _, each in scored],
+        "RMSE / std": [_share(each.rmse / each.std if each.std else None) for _, each in scored],
+    }
+    title = "Each target by itself: errors in its unit and relative to its standard deviation"
+    return without_empty(title, columns, words=2)
+
+
+def group_table(rows: Iterable[Row]) -> Table | None:
+    """One line a viscosity or class and one column a model (Table 19).
+
+    None with fewer than two groups, or too many to read.
+    """
+    grouped = [row for row in full_grid(rows) if len(row.groups) > 1 and not row.trivial]
     names = unique(group.name for row in grouped for group in row.groups)
-    lines = [
-        (name, *(number(errors.get(name)) for _, errors in columns)) for name in (*names, "all")
-    ]
-    title = f"Mean relative L2 error by viscosity on the {grid_name(grouped[0].grid)} grid"
-    return Table(title, ("ν", *(name for name, _ in columns)), tuple(lines))
+    if not 1 < len(names) <= MOST_GROUPS:
+        return None
+    repeated = len({row.model for row in grouped}) < len(grouped)
+    measure = grouped[0].measure
+    counts = {group.name: group.samples for row in grouped for group in row.groups}
+    columns = {
+        measure.group: [*names, "all"],
+        measure.samples: [f"{counts[name]:,}" for name in names] + [f"{grouped[0].samples:,}"],
+    }
+    for row in grouped:
+        model = f"{row.model} ({row.run})" if repeated else row.model
+        groups = {group.name: group for group in row.groups}
+        ours = [groups[name].error if name in groups else None for name in names]
+        paper = [groups[name].paper_error if name in groups else None for name in names]
+        columns[f"{model}, ours"] = list(map(measure.text, [*ours, row.error]))
+        if any(paper):
+            columns[f"{model}, paper"] = list(map(measure.text, [*paper, row.paper_error]))
+    title = f"By {measure.group.lower()}: {measure.title} ({grouped[0].column})"
+    return without_empty(title, columns, words=1)
 
 
 def cost_table(rows: Iterable[Row]) -> Table:
     """What each model cost to train, and where."""
-    lines, rows = [], list(rows)
-    pictured = any(row.training and row.training.images_per_second for row in rows)
-    for those in by_model(rows).values():
-        row, cost = those[0], those[0].training
-        if cost is None:
-            continue
-        rate = f"{cost.images_per_second:,.0f}" if cost.images_per_second else NOTHING
-        memory = NOTHING if cost.peak_memory_gib is None else f"{cost.peak_memory_gib:.1f} GiB"
-        chosen = NOTHING if cost.selected_step is None else f"{cost.selected_step:,}"
-        lines.append(
-            (
-                row.model,
-                row.run,
-                cost.device,
-                parameters(row.parameters),
-                f"{cost.steps:,}",
-                chosen,
-                duration(cost.seconds),
-                f"{cost.steps_per_second:.1f}",
-                *([rate] if pictured else []),
-                memory,
-            )
-        )
-    header = ("Model", "Run", "Hardware", "Parameters", "Steps", "Selected step")
-    more = ("Time", "Steps/s", *(["Images/s"] if pictured else []), "Peak memory")
-    return Table("Training cost", (*header, *more), tuple(lines), words=3)
+    trained = [those[0] for those in by_model(rows).values()]
+    costs = [(row, row.training) for row in trained if row.training is not None]
+    columns = {
+        "Model": [row.model for row, _ in costs],
+        "Run": [row.run for row, _ in costs],
+        "Hardware": [cost.device for _, cost in costs],
+        "Parameters": [parameters(row.parameters) for row, _ in costs],
+        "Steps": [f"{cost.steps:,}" for _, cost in costs],
+        "Selected step": [whole(cost.selected_step) for _, cost in costs],
+        "Time": [duration(cost.seconds) for _, cost in costs],
+        "Steps/s": [f"{cost.steps_per_second:.1f}" for _, cost in costs],
+        "Images/s": [whole(cost.images_per_second) for _, cost in costs],
+        "Peak memory": [
+            NOTHING if cost.peak_memory_gib is None else f"{cost.peak_memory_gib:.1f} GiB"
+            for _, cost in costs
+        ],
+    }
+    return without_empty("Training cost", columns, words=3)
 
 
 def by_model(rows: Iterable[Row]) -> dict[tuple[str, ...], list[Row]]:
@@ -173,30 +202,21 @@ def _identity(row: Row) -> tuple[str, ...]:
 
 
 def full_grid(rows: Iterable[Row]) -> list[Row]:
-    """Each model's row on its last grid, decoded from all anchors."""
-    return [
-        [row for row in those if row.neighbors is None][-1] for those in by_model(rows).values()
-    ]
+    """Each model's row on its last grid, decoded from all anchors; of accuracies the first."""
+    models = [[row for row in those if row.neighbors is None] for those in by_model(rows).values()]
+    return [next((r for r in those if r.metric == "top1_error"), those[-1]) for those in models]
 
 
 def unique(items: Iterable[Item]) -> list[Item]:
     return list(dict.fromkeys(items))
 
 
-def number(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.5f}"
-
-
-def difference(ours: float, paper: float | None) -> str:
-    return NOTHING if not paper else f"{100 * (ours - paper) / paper:+.1f} %"
-
-
-def grid_name(grid: tuple[int, ...] | None) -> str:
-    return "points" if grid is None else "×".join(map(str, grid))
-
-
 def parameters(count: int) -> str:
     return f"{count:,}" if count else NOTHING
+
+
+def whole(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.0f}"
 
 
 def duration(seconds: float) -> str:
@@ -205,7 +225,16 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
+def _short(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.4g}"
+
+
+def _share(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"
+
+
 def _with_paper(row: Row | None) -> str:
     if row is None:
         return NOTHING
-    return number(row.error) + (f" ({number(row.paper_error)})" if row.paper_error else "")
+    quoted = "" if row.paper_error is None else f" ({row.measure.text(row.paper_error)})"
+    return row.measure.text(row.error) + quoted

@@ -1,58 +1,114 @@
-"""Predictors without parameters, scored like a model: what any model must beat on Burgers.
+"""Predictors without parameters, which any model must beat, and what to say of a model beside them.
 
-Zero everywhere, û = 0; the initial condition held in time, û(t, x) = u(0, x); its mean, which
-Burgers conserves and ends at; and linear diffusion, u_t = (ν/π) u_xx from the initial condition.
+Of any data: the mean of the training targets and, where the observations are of the target's
+quantities, their mean and their interpolation. Of solutions on a grid that begins with time: the
+initial condition held, û(t, x) = u(0, x); its mean, which Burgers conserves and ends at; and linear
+diffusion, u_t = (ν/π) u_xx from the initial condition.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from jaxtyping import Float
-from rich.console import Console
 from torch import Tensor
 
-from fst.data.burgers_data import BurgersData
 from fst.data.samples import Samples
 from fst.data.splits import TestSplit
-from fst.evaluation.protocol import EvaluationSettings, make_rows, measure
-from fst.evaluation.rows import Origin, Row
+from fst.evaluation.rows import ChannelError, Metric
 from fst.operators import Output
-from fst.precision import full_precision
 from fst.types import Domain, Observations
 
+Predictor = Callable[[Observations], Output]
+# Observations that an interpolation is made of, and distances held at once.
+NEAREST, DISTANCES_AT_ONCE = 8, 2**22
+# Queries whose Fourier sums are held at once.
+QUERIES_AT_ONCE = 2**12
+# Beyond this, |mean| / std, the mean alone has a small relative error.
+LARGE_MEAN = 5.0
+# A model whose error is this much of a trivial predictor's has hardly learned anything.
+NEAR = 0.9
 
-class Zero(Output):
-    """û = 0."""
 
-    def __init__(self, observations: Observations) -> None:
-        self.domain = Domain.unit(observations.positions.shape[-1])
-        self.observations = observations
+@dataclass(frozen=True)
+class TrainingFacts:
+    """What predictors without parameters may know; empty or None where it is not known."""
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    diffusion: float | None = None
+    frequent_class: str | None = None
+
+
+class Trivial(Output):
+    """Knows the observations, and of their values those `channels` that are targets."""
+
+    def __init__(
+        self, observations: Observations, domain: Domain, channels: Sequence[int] = (0,)
+    ) -> None:
+        self.domain, self.observations = domain, observations
+        self.targets = observations.values[..., list(channels)]  # b n c
 
     @property
     def like(self) -> Tensor:
         return self.observations.positions
 
-    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q 1"]:
-        return torch.zeros_like(queries[..., :1])
+
+class Constant(Trivial):
+    """One number for each target channel."""
+
+    def __init__(
+        self, observations: Observations, domain: Domain, values: tuple[float, ...]
+    ) -> None:
+        super().__init__(observations, domain, ())
+        self.values = torch.tensor(values, device=self.like.device)
+
+    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
+        return self.values.expand(*queries.shape[:2], -1)
 
 
-class FromInitial(Output):
+class ObservedMean(Trivial):
+    """The mean of a sample's own observations."""
+
+    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
+        mask = self.observations.mask
+        real = torch.ones_like(self.targets[..., 0]) if mask is None else mask.float()
+        mean = (self.targets * real[..., None]).sum(1) / real.sum(1)[:, None]
+        return mean[:, None].expand(-1, queries.shape[1], -1)
+
+
+class InverseDistance(Trivial):
+    """Shepard's interpolation: weights 1 / distance², in the unit box, of the nearest few."""
+
+    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
+        batch, count = self.targets.shape[:2]
+        size = max(1, DISTANCES_AT_ONCE // (batch * count))
+        parts = [self._interpolated(part) for part in queries.split(size, dim=1)]
+        return torch.cat(parts, dim=1)
+
+    def _interpolated(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
+        places = self.domain.to_unit(self.observations.positions)
+        distances = torch.cdist(self.domain.to_unit(queries), places)  # b q n
+        if self.observations.mask is not None:
+            distances = distances.masked_fill(~self.observations.mask[:, None], torch.inf)
+        nearest, which = distances.topk(min(NEAREST, distances.shape[2]), largest=False)
+        weights = nearest.clamp(min=1e-7).square().reciprocal()
+        weights = weights / weights.sum(dim=2, keepdim=True)
+        batch = torch.arange(len(queries), device=queries.device)[:, None, None]
+        return (weights[..., None] * self.targets[batch, which]).sum(dim=2)
+
+
+class FromInitial(Trivial):
     """Predictors from the observations at the first time, sorted by position."""
 
-    def __init__(self, observations: Observations) -> None:
-        self.domain = Domain.unit(2)
-        self.observations = observations
+    def __init__(self, observations: Observations, domain: Domain) -> None:
+        super().__init__(observations, domain)
         times = observations.positions[..., 0]
         initial = (times == times.amin()).all(dim=0)  # observed at the same cells in each sample
         self.positions, order = observations.positions[:, initial, 1].sort(dim=1)  # b k
-        self.values = observations.values[:, initial, 0].gather(1, order)  # b k
-
-    @property
-    def like(self) -> Tensor:
-        return self.observations.positions
+        self.values = self.targets[:, initial, 0].gather(1, order)  # b k
 
 
 class MeanInitial(FromInitial):
@@ -68,8 +124,8 @@ class LinearDiffusion(FromInitial):
     `diffusion` is D over the whole time, for times from 0 to 1: (ν/π) times the last saved time.
     """
 
-    def __init__(self, observations: Observations, diffusion: float) -> None:
-        super().__init__(observations)
+    def __init__(self, observations: Observations, domain: Domain, diffusion: float) -> None:
+        super().__init__(observations, domain)
         self.series = torch.fft.rfft(self.values.double(), norm="forward")  # b k
         order = torch.arange(self.series.shape[1], device=self.values.device)
         self.decay = diffusion * (2 * torch.pi * order.double()).square()  # k
@@ -107,38 +163,91 @@ class HeldInitial(FromInitial):
         return torch.lerp(below, above, share)[..., None]
 
 
-# Queries whose Fourier sums are held at once.
-QUERIES_AT_ONCE = 2**12
+def predictors(
+    test: TestSplit[Samples], facts: TrainingFacts, *, initial: bool
+) -> dict[str, Predictor]:
+    """By name, those that make sense for these data.
 
-
-def predictors(data: BurgersData) -> dict[str, Callable[[Observations], Output]]:
-    """By name, those that make sense for these data."""
-    found: dict[str, Callable[[Observations], Output]] = {
-        "zero": Zero,
-        "initial condition held": HeldInitial,
-        "mean of the initial condition": MeanInitial,
-    }
-    if len(data.viscosities) == 1:
-        diffusion = data.viscosities[0] / math.pi * data.final_time
-        found["linear diffusion"] = partial(LinearDiffusion, diffusion=diffusion)
+    `initial` says that the first of two axes is time and the whole initial condition is observed.
+    """
+    domain, found = test.samples.domain, dict[str, Predictor]()
+    if len(facts.mean) == test.samples.output_channels:
+        found["mean of the training targets"] = partial(Constant, domain=domain, values=facts.mean)
+    channels = observed_targets(test)
+    if channels is None:
+        return found
+    known: tuple[tuple[str, type[Trivial]], ...] = (
+        ("mean of the observations", ObservedMean),
+        ("inverse-distance interpolation", InverseDistance),
+    )
+    found |= {name: partial(kind, domain=domain, channels=channels) for name, kind in known}
+    if initial:
+        found["initial condition held"] = partial(HeldInitial, domain=domain)
+        found["mean of the initial condition"] = partial(MeanInitial, domain=domain)
+    if initial and facts.diffusion is not None:
+        found["linear diffusion"] = partial(
+            LinearDiffusion, domain=domain, diffusion=facts.diffusion
+        )
     return found
 
 
-def trivial_rows(
-    data: BurgersData,
-    test: TestSplit[Samples],
-    settings: EvaluationSettings,
-    origin: Origin,
-    *,
-    protocol: str = "",
-    console: Console | None = None,
-) -> list[Row]:
-    """Rows of the trivial predictors on the test grids of a run, to stand beside the run's own."""
-    rows = []
-    settings = replace(settings, paper_errors=(), paper_groups=())  # the paper has no such numbers
-    for name, predictor in predictors(data).items():
-        with full_precision(), torch.inference_mode():
-            found = measure(predictor, test, settings, label=name, console=console)
-        source = Origin(origin.run, origin.recipe, origin.task, name, git_hash=origin.git_hash)
-        rows += make_rows(found, test, settings, source, 0, protocol, test.samples.device)
-    return rows
+def observed_targets(test: TestSplit[Samples]) -> tuple[int, ...] | None:
+    """Which observed channel is each target, by name; None where some target is not observed.
+
+    Channels without names of their own are taken to be the same where there are as many of them.
+    """
+    values, targets = [name for name, _ in test.values], [name for name, _ in test.targets]
+    if targets and set(targets) <= set(values):
+        return tuple(map(values.index, targets))
+    unnamed = all(name == f"values {index}" for index, name in enumerate(values)) and all(
+        name == f"targets {index}" for index, name in enumerate(targets)
+    )
+    same = test.samples.value_channels == test.samples.output_channels
+    return tuple(range(test.samples.output_channels)) if unnamed and same else None
+
+
+def compared(error: float, beside: Mapping[str, float], measure: Metric) -> str:
+    """How good an error is beside those of trivial predictors, as the end of a sentence."""
+    if not beside:
+        return ""
+    name, best = min(beside.items(), key=lambda item: item[1])
+    shown = f"the best trivial predictor, {name} ({measure.text(best)})"
+    if error >= best:
+        return f"which is no better than {shown}"
+    if error > NEAR * best:
+        return f"which is hardly better than {shown}"
+    return f"{measure.better(error, best)} {shown}"
+
+
+def large_means(
+    names: Sequence[str], mean: Sequence[float], std: Sequence[float | None]
+) -> str | None:
+    """A warning where the mean of some target dwarfs its standard deviation."""
+    large = [
+        f"{name} (mean {middle:.4g}, standard deviation {spread:.3g})"
+        for name, middle, spread in zip(names, mean, std, strict=True)
+        if spread and abs(middle) > LARGE_MEAN * spread
+    ]
+    if not large:
+        return None
+    return (
+        f"the mean of {', '.join(large)} dwarfs the standard deviation, so that even a constant "
+        "has a small relative error: look at RMSE / std, or subtract the mean from the targets"
+    )
+
+
+def channel_errors(
+    names: Sequence[tuple[str, str]],
+    relative: Float[Tensor, "n c"],
+    mean_squares: Float[Tensor, " c"],
+    std: Sequence[float],
+) -> tuple[ChannelError, ...]:
+    """Each channel by itself; samples in which a channel is zero have no relative error."""
+    found = []
+    for index, (name, unit) in enumerate(names):
+        column = relative[:, index]
+        finite = column[column.isfinite()]
+        error = finite.mean().item() if len(finite) else None
+        known = std[index] if len(std) == len(names) else None
+        found.append(ChannelError(name, unit, error, math.sqrt(mean_squares[index]), known))
+    return tuple(found)

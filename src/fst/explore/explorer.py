@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fst.base import parameter_count
-from fst.evaluation.protocol import measuring
+from fst.evaluation.protocol import answer, measuring
 from fst.explore.problems import LARGEST_DRAW, Given, Problem, Proceed, whole_number
 from fst.field import Field
 from fst.kernels import fuse
@@ -104,8 +104,7 @@ class Explorer:
         parts = []
         for part in queries.to(self.device).split(_QUERIES_AT_ONCE, dim=1):
             proceed()
-            values = output(part, neighbors) if isinstance(output, Field) else output(part)
-            parts.append(values[0].cpu())
+            parts.append(answer(output, part, neighbors)[0].cpu())
         prediction = torch.cat(parts)
         if not bool(prediction.isfinite().all()):
             raise ValueError("the model's prediction is NaN or infinite")

@@ -105,6 +105,11 @@ def without_gradients() -> bool:
     return not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
+def alone_on_cpu(tensor: Tensor) -> bool:
+    """The same, on a CPU."""
+    return tensor.device.type == "cpu" and without_gradients()
+
+
 class PackedWeights:
     """Parameters as products and kernels want them, packed when first asked for."""
 
@@ -263,6 +268,32 @@ class AlignedLinear(nn.Linear):
             return super().forward(inputs)
         padding = (0, aligned(self.in_features) - self.in_features)
         return F.linear(F.pad(inputs, padding), F.pad(self.weight, padding), self.bias)
+
+
+def takes_onednn(tokens: Float[Tensor, "b p d"], layers: Sequence[nn.Module]) -> bool:
+    """Whether oneDNN takes these layers, of a kind that nobody replaced or changed: in float32."""
+    return (
+        torch.backends.mkldnn.is_available()
+        and product_dtype(tokens) == tokens.dtype == torch.float32
+        and all(
+            layer.approximate == "none"
+            if isinstance(layer, nn.GELU)
+            else type(layer) in (nn.Linear, AlignedLinear) and layer.weight.dtype == torch.float32
+            for layer in layers
+        )
+    )
+
+
+def onednn_mlp(
+    inputs: Float[Tensor, "b p i"], layers: Sequence[nn.Module]
+) -> Float[Tensor, "b p o"]:
+    """Linear, GELU, linear by what PyTorch's compiler calls on a CPU: the bias needs no copy, GELU
+    no memory, and on processors that are not Intel's the products are faster."""
+    first, second = (each for each in layers if isinstance(each, nn.Linear))
+    linear = torch.ops.mkldnn._linear_pointwise.default
+    hidden = linear(inputs, first.weight, first.bias, "gelu", [], "none")
+    mapped: Tensor = linear(hidden, second.weight, second.bias, "none", [], "")
+    return mapped
 
 
 def normed_parameters(
@@ -519,12 +550,23 @@ class FusedDecoder(Decoder):
         neighbors: int | None = None,
     ) -> Float[Tensor, "b q o"]:
         whole = neighbors is None or neighbors >= features.shape[1]
-        if whole and takes_anchors(queries, features.shape[2]) and _sortable(queries):
+        taken = takes_anchors(queries, features.shape[2])
+        if whole and taken and _sortable(queries):
             # Neighbours share the anchors that matter to them.
             order = blend.compact_order(queries)[..., None]
             queries = queries.gather(1, order.expand_as(queries))
             values = super().forward(queries, anchors, features, condition)
             return torch.empty_like(values).scatter_(1, order.expand_as(values), values)
+        many = queries.shape[1] >= MANY_POINTS and features.shape[1] >= MANY_ANCHORS
+        known = type(self.blend) is FusedBlend and len(queries) > 0
+        if many and known and not taken and alone_on_cpu(queries):
+            # The MLP of neighbours follows their blend, which is still in the cache.
+            given = queries, anchors.positions, anchors.length_scales, features
+            conditions = [None] * len(queries) if condition is None else condition.split(1)
+            then = [partial(self.pointwise, condition=each) for each in conditions]
+            if neighbors is None or whole:
+                return pruned_blend(*given, then)
+            return nearest_blend(*given, neighbors, then)
         return super().forward(queries, anchors, features, condition, neighbors)
 
     def pointwise(
@@ -533,7 +575,7 @@ class FusedDecoder(Decoder):
         queries: Float[Tensor, "b q s"],
         condition: Float[Tensor, "b c"] | None,
     ) -> Float[Tensor, "b q o"]:
-        if queries.device.type == "cpu" and without_gradients():
+        if alone_on_cpu(queries):
             return self._in_chunks(blended, queries, condition)
         if not takes_tokens(blended, self.evaluate.second.in_features):
             return super().pointwise(blended, queries, condition)
@@ -559,8 +601,30 @@ class FusedDecoder(Decoder):
         batch, _, width = blended.shape
         size = queries_at_once(queries, batch * HIDDEN_WIDTHS * width)
         pairs = zip(blended.split(size, dim=1), queries.split(size, dim=1), strict=True)
-        parts = [super(FusedDecoder, self).pointwise(*pair, condition) for pair in pairs]
+        layers = (
+            self.evaluate.first,
+            self.evaluate.second,
+            *self.feed_forward.feed_forward,
+            *self.output,
+        )
+        way = self._with_onednn if takes_onednn(blended, layers) else super().pointwise
+        parts = [way(*pair, condition) for pair in pairs]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _with_onednn(
+        self,
+        blended: Float[Tensor, "b q d"],
+        queries: Float[Tensor, "b q s"],
+        condition: Float[Tensor, "b c"] | None,
+    ) -> Float[Tensor, "b q o"]:
+        """The plain module's equation, each GELU in one pass with its product."""
+        inputs = [blended, self.fourier(queries)]
+        if condition is not None:
+            inputs.append(condition.unsqueeze(1).expand(-1, queries.shape[1], -1))
+        tokens = onednn_mlp(torch.cat(inputs, dim=-1), (self.evaluate.first, self.evaluate.second))
+        feed = self.feed_forward
+        tokens = tokens + onednn_mlp(feed.norm(tokens), list(feed.feed_forward))
+        return onednn_mlp(self.norm(tokens), list(self.output))
 
     def queries_at_once(
         self,
@@ -569,7 +633,7 @@ class FusedDecoder(Decoder):
         neighbors: int | None,
     ) -> int:
         batch, _, width = features.shape
-        if queries.device.type == "cpu" and without_gradients():
+        if alone_on_cpu(queries):
             return REGION  # neighbours among many share their lists of anchors
         if not takes_anchors(queries, width):
             return super().queries_at_once(queries, features, neighbors)

@@ -13,8 +13,9 @@ has diverged is seen to have.
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -22,10 +23,10 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fst.rbf import TIE, rbf_weights
+from fst.rbf import TIE
 from fst.types import product_dtype
 
-# Points in a tile: more share one list of candidates, fewer have shorter lists.
+# Points in a tile, at most: more share one list of candidates, fewer have shorter lists.
 TILE = 64
 # Numbers that one group of tiles may hold at once: such a group stays in a CPU's cache.
 GROUP_NUMBERS = {"cpu": 2**21, "cuda": 2**26}
@@ -39,6 +40,8 @@ NEVER = -1e38
 Kept = Callable[[Tensor], Tensor]
 # Weights of a group of tiles: from points, and candidates with their length scales.
 Weights = Callable[[Tensor, Tensor, Tensor], Tensor]
+# What is made of a sample's blends (1 p d) and their points (1 p s) while they are in the cache.
+Then = Callable[[Tensor, Tensor], Tensor]
 
 
 def nearest_blend(
@@ -47,10 +50,11 @@ def nearest_blend(
     length_scales: Float[Tensor, "b m s"],
     features: Float[Tensor, "b m d"],
     neighbors: int,
-) -> Float[Tensor, "b q d"]:
+    then: Sequence[Then] | None = None,
+) -> Float[Tensor, "b q o"]:
     """The blend of the `neighbors` nearest anchors of each point, and of ties with the last."""
     one = functools.partial(_nearest, neighbors=neighbors)
-    return _of_each(one, points, anchors, length_scales, features)
+    return _of_each(one, points, anchors, length_scales, features, then)
 
 
 def pruned_blend(
@@ -58,9 +62,10 @@ def pruned_blend(
     anchors: Float[Tensor, "b m s"],
     length_scales: Float[Tensor, "b m s"],
     features: Float[Tensor, "b m d"],
-) -> Float[Tensor, "b q d"]:
+    then: Sequence[Then] | None = None,
+) -> Float[Tensor, "b q o"]:
     """The full blend to rounding: anchors that weigh nothing are left out."""
-    return _of_each(_by_weight, points, anchors, length_scales, features)
+    return _of_each(_by_weight, points, anchors, length_scales, features, then)
 
 
 def _of_each(
@@ -69,13 +74,15 @@ def _of_each(
     anchors: Float[Tensor, "b m s"],
     length_scales: Float[Tensor, "b m s"],
     features: Float[Tensor, "b m d"],
-) -> Float[Tensor, "b q d"]:
+    then: Sequence[Then] | None,
+) -> Float[Tensor, "b q o"]:
     """One sample after the other, for their lists differ."""
     if points.numel() == 0:
         shape = (*points.shape[:2], features.shape[2])
         return features.new_empty(shape, dtype=product_dtype(features))
-    samples = zip(_wide(points), _wide(anchors), _wide(length_scales), features, strict=True)
-    blends = [one(*sample) for sample in samples]
+    given = _wide(points), _wide(anchors), _wide(length_scales), features
+    following = itertools.repeat(None, len(points)) if then is None else then
+    blends = [one(*sample) for sample in zip(*given, following, strict=True)]
     # One alone as it is: a copy takes as long as the products.
     return blends[0].unsqueeze(0) if len(blends) == 1 else torch.stack(blends)
 
@@ -90,8 +97,9 @@ def _nearest(
     anchors: Float[Tensor, "m s"],
     length_scales: Float[Tensor, "m s"],
     features: Float[Tensor, "m d"],
+    then: Then | None,
     neighbors: int,
-) -> Float[Tensor, "q d"]:
+) -> Float[Tensor, "q o"]:
     def kept(tiles: Tensor) -> Tensor:
         least, most = map(_sum, _squared_gaps(tiles, anchors))  # t m
         nearest = most.topk(neighbors, dim=1, largest=False, sorted=False).values
@@ -99,17 +107,14 @@ def _nearest(
         return ~(least > nearest.amax(dim=1, keepdim=True) * (1 + 2 * TIE))
 
     def weights(near: Tensor, anchors: Tensor, scales: Tensor) -> Tensor:
-        squares = [
-            (near[..., axis, None] - anchors[:, None, :, axis]).square_()
-            for axis in range(near.shape[-1])
-        ]
+        squares = _squares(near, anchors)
         with torch.no_grad():
             distances = functools.reduce(torch.add, squares)
             others = distances > _smallest(distances, neighbors) * (1 + TIE)
         # Several times as fast on a CPU as to fill them with -inf.
         return _logits(squares, scales).add_(others, alpha=NEVER).softmax(dim=-1)
 
-    return _by_groups(points, anchors, length_scales, features, kept, weights)
+    return _by_groups(points, anchors, length_scales, features, kept, weights, then)
 
 
 def _by_weight(
@@ -117,7 +122,8 @@ def _by_weight(
     anchors: Float[Tensor, "m s"],
     length_scales: Float[Tensor, "m s"],
     features: Float[Tensor, "m d"],
-) -> Float[Tensor, "q d"]:
+    then: Then | None,
+) -> Float[Tensor, "q o"]:
     inverse = length_scales.detach().square().reciprocal()
     tolerance = torch.finfo(features.dtype).eps / 2
     slack = 2 * math.log(len(anchors) / tolerance)
@@ -131,9 +137,17 @@ def _by_weight(
         return ~(least > most.amin(dim=1, keepdim=True) + slack)
 
     def weights(near: Tensor, anchors: Tensor, scales: Tensor) -> Tensor:
-        return rbf_weights(near, anchors, scales)
+        return _logits(_squares(near, anchors), scales).softmax(dim=-1)
 
-    return _by_groups(points, anchors, length_scales, features, kept, weights)
+    return _by_groups(points, anchors, length_scales, features, kept, weights, then)
+
+
+def _squares(
+    points: Float[Tensor, "g p s"], anchors: Float[Tensor, "g c s"]
+) -> list[Float[Tensor, "g p c"]]:
+    """gap_s² along each axis."""
+    axes = range(points.shape[-1])
+    return [(points[..., s, None] - anchors[:, None, :, s]).square_() for s in axes]
 
 
 def _logits(
@@ -176,7 +190,8 @@ def _in_tiles(points: Float[Tensor, "q s"]) -> tuple[Float[Tensor, "t p s"], Int
     tiles = math.ceil(count / TILE)
     slabs = [math.ceil(tiles ** (1 / axes))] * (axes - 1)
     slabs.append(math.ceil(tiles / math.prod(slabs)))
-    rows = torch.arange(math.prod(slabs) * TILE, device=points.device).clamp(max=count)
+    size = math.ceil(count / math.prod(slabs))  # at most TILE, with as few copies as can be
+    rows = torch.arange(math.prod(slabs) * size, device=points.device).clamp(max=count)
     rows = rows[None]
     for axis, parts in enumerate(slabs):
         along = points.detach()[:, axis][rows.clamp(max=count - 1)]
@@ -211,7 +226,8 @@ def _by_groups(
     features: Float[Tensor, "m d"],
     kept: Kept,
     weights: Weights,
-) -> Float[Tensor, "q d"]:
+    then: Then | None,
+) -> Float[Tensor, "q o"]:
     """Blend each tile from its candidates, tiles with lists of similar length together."""
     tiles, rows = _in_tiles(points)
     at_once = max(1, _allowed(features) // (4 * len(anchors)))
@@ -222,31 +238,25 @@ def _by_groups(
     anchors = F.pad(anchors, (0, 0, 0, 1), value=FAR)
     length_scales = F.pad(length_scales, (0, 0, 0, 1), value=1.0)
     features = F.pad(features, (0, 0, 0, 1)).to(product_dtype(features))
-    # Without gradients each part is written where it belongs: it takes a CPU longer to get fresh
-    # memory for all of them once more. Copies that fill up tiles go to the last row.
-    shape = (len(points) + 1, features.shape[1])
-    whole = None if torch.is_grad_enabled() else features.new_empty(shape)
-    blends: list[Tensor] = []
+    parts: list[Tensor] = []
     start, lengths = 0, counts.tolist()
     while start < len(lengths):
-        stop = _group_end(lengths, start, features.shape[1], _allowed(features))
+        stop = _group_end(lengths, start, tiles.shape[1], features.shape[1], _allowed(features))
         chosen = lists[start:stop, : lengths[stop - 1]]  # g c
         # Several times as fast on a CPU as to index by `chosen`.
         positions, scales, values = (
             each.index_select(0, chosen.flatten()).unflatten(0, chosen.shape)
             for each in (anchors, length_scales, features)
         )
-        near = weights(tiles[start:stop], positions, scales).to(values.dtype)
-        part = (near @ values).flatten(0, 1)  # gp d
-        if whole is None:
-            blends.append(part)
-        else:
-            whole[rows[start * TILE : stop * TILE]] = part
+        near = tiles[start:stop]
+        part = weights(near, positions, scales).to(values.dtype) @ values  # g p d
+        if then is not None:
+            part = then(part.view(1, -1, part.shape[-1]), near.view(1, -1, near.shape[-1]))
+        parts.append(part.flatten(0, 1))
         start = stop
-    if whole is not None:
-        return whole[: len(points)]
+    # Back to the order of the points; the copies that fill up tiles lie in the row beyond.
     order = torch.empty_like(rows).scatter_(0, rows, torch.arange(len(rows), device=rows.device))
-    return torch.cat(blends).index_select(0, order[: len(points)])
+    return torch.cat(parts).index_select(0, order[: len(points)])
 
 
 def _lists(keep: Bool[Tensor, "t m"], counts: Int[Tensor, " t"]) -> Int[Tensor, "t c"]:
@@ -264,11 +274,11 @@ def _allowed(features: Tensor) -> int:
     return GROUP_NUMBERS.get(features.device.type, GROUP_NUMBERS["cuda"])
 
 
-def _group_end(lengths: list[int], start: int, channels: int, allowed: int) -> int:
+def _group_end(lengths: list[int], start: int, tile: int, channels: int, allowed: int) -> int:
     """As many tiles, from the shortest list on, as hold so many numbers at once."""
     stop = start + 1
     while stop < len(lengths):
-        each = lengths[stop] * (channels + 4 * TILE) + TILE * channels
+        each = lengths[stop] * (channels + 4 * tile) + tile * channels
         if (stop + 1 - start) * each > allowed:
             break
         stop += 1

@@ -3,8 +3,11 @@
 import difflib
 import inspect
 from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
 
 from fst.base import Model, build_model
+from fst.data.dataset import PointDataset
 from fst.recipes import (
     ablation,
     burgers_all,
@@ -37,7 +40,7 @@ _FUNCTIONS: list[Callable[[], Recipe]] = [
     imagenet.cnn_vit,
     *ablation.recipes(),
     demo.burgers,
-    own.fst,
+    *own.RECIPES,
     own_images.fst,
     own_images.vit,
     own_images.cnn_vit,
@@ -69,6 +72,19 @@ def describe(name: str) -> str:
     return inspect.cleandoc(getattr(make, "func", make).__doc__ or "")
 
 
-def build(name: str) -> Model:
-    """The untrained model of a recipe, on the CPU in float32."""
-    return build_model(find(name).model)
+def build(name: str, data: PointDataset | None = None, **overrides: Any) -> Model:
+    """The untrained model of a recipe, on the CPU in float32.
+
+    `data` decides channels and domain, and overrides are fields of the model's configuration:
+    `fst.build("own/fst", data, width=64)`.
+    """
+    config: Any = find(name).model
+    known = [field.name for field in fields(config)]
+    unknown = [given for given in overrides if given not in known]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+        raise TypeError(f"{name} has no setting {unknown[0]!r}: {hint}")
+    if data is not None:
+        overrides = data.decided(config) | overrides
+    return build_model(replace(config, **overrides))

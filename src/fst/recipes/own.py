@@ -1,28 +1,59 @@
-"""Your own points: sizes, channels and domain come from the file (see docs/data.md)."""
+"""Your own points: sizes, channels and domain come from the file (see docs/data.md).
 
+`choose` adds what follows from the number of samples, their points and the device: the size of the
+model, the batch, the loss, the steps and the regularisation, each with its reason.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fst.baselines import DeepONetConfig, FNOConfig, PerceiverIOConfig, TransolverConfig
 from fst.config import FunctionSpaceConfig
 from fst.data import PointData
+from fst.data.point_samples import LARGEST_OFFSET, offsets
 from fst.evaluation.protocol import EvaluationSettings
-from fst.recipes.recipe import Recipe
+from fst.recipes.recipe import ModelConfig, Recipe
 from fst.training.schedules import WarmupCosine
-from fst.training.settings import TrainingSettings
+from fst.training.settings import RelativeL2, TrainingSettings
+
+TASK = "own"
+Size = Literal["paper", "small"]
+# Sizes that two CPU cores can train in minutes. Of FST, the demo's.
+SMALL: dict[type, dict[str, Any]] = {
+    FunctionSpaceConfig: {
+        "width": 48, "heads": 4, "fourier_bands": 8, "predictor_width": 48, "predictor_blocks": 1,
+        "refinement_steps": 2, "points_from_anchors": 32, "points_from_sobol": 32,
+    },
+    PerceiverIOConfig: {"width": 48, "heads": 4, "latents": 64, "layers": 2, "fourier_bands": 8},
+    TransolverConfig: {"width": 48, "heads": 4, "layers": 2, "slices": 16},
+    DeepONetConfig: {"branch": (128, 128), "trunk": (128, 128)},
+    FNOConfig: {"width": 16},
+}  # fmt: skip
+# Fixed positions on the other axes and anchors per row of a small FST, by the number of axes.
+SMALL_LAYOUTS = {1: ((), 32), 2: ((12,), 12), 3: ((5, 5), 5)}
+# How long a run on a CPU takes unless something else is asked for.
+CPU_MINUTES = 10.0
+# Every sample is seen at most so often, in no fewer and no more steps than these.
+MOST_EPOCHS, FEWEST_STEPS, MOST_STEPS = 1_000, 2_000, 20_000
+# With fewer training samples than this, weights decay and are averaged.
+FEW_SAMPLES, WEIGHT_DECAY, AVERAGE = 1_000, 0.1, 0.999
 
 
-def fst() -> Recipe:
-    """FST on a file of your own.
-
-    Command: fst train own/fst --data my.h5 --out runs/mine
-    Cost: 20,000 steps by default; set --training.schedule.maximum.
-    """
+def _recipe(model_name: str, paper_name: str, model: ModelConfig, learning_rate: float) -> Recipe:
     return Recipe(
-        name="own/fst",
-        task="own",
-        model_name="FST",
-        model=FunctionSpaceConfig(),
+        name=f"own/{model_name}",
+        task=TASK,
+        model_name=paper_name,
+        model=model,
         data=PointData(),
         data_folder="",
         training=TrainingSettings(
             schedule=WarmupCosine(warmup=300),
+            learning_rate=learning_rate,
             optimizer="muon",
             clip=1.0,
             batch_size=16,
@@ -30,3 +61,112 @@ def fst() -> Recipe:
         ),
         evaluation=EvaluationSettings(grids=()),
     )
+
+
+def fst() -> Recipe:
+    """FST on a file of your own.
+
+    Command: fst train own/fst --data my.h5 --out runs/mine
+    Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
+    """
+    return _recipe("fst", "FST", FunctionSpaceConfig(), 1e-3)
+
+
+def fno() -> Recipe:
+    """FNO on a file of your own, whose points must all lie on one regular grid.
+
+    Command: fst train own/fno --data my.h5 --out runs/mine-fno
+    Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
+    Needs: function-space-transformer[baselines].
+    """
+    recipe = _recipe("fno", "FNO", FNOConfig(odd_axes="mended"), 3e-3)
+    return replace(recipe, training=replace(recipe.training, queries=None))
+
+
+def perceiver_io() -> Recipe:
+    """Perceiver IO on a file of your own.
+
+    Command: fst train own/perceiver-io --data my.h5 --out runs/mine-perceiver-io
+    Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
+    """
+    return _recipe("perceiver-io", "Perceiver IO", PerceiverIOConfig(), 3e-4)
+
+
+def transolver() -> Recipe:
+    """Transolver on a file of your own, without conditions.
+
+    Command: fst train own/transolver --data my.h5 --out runs/mine-transolver
+    Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
+    """
+    return _recipe("transolver", "Transolver", TransolverConfig(), 3e-4)
+
+
+def deeponet() -> Recipe:
+    """DeepONet on a file of your own: one channel in and out, observed at the same points.
+
+    Command: fst train own/deeponet --data my.h5 --out runs/mine-deeponet
+    Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
+    """
+    return _recipe("deeponet", "DeepONet", DeepONetConfig(), 3e-4)
+
+
+RECIPES: list[Callable[[], Recipe]] = [fst, fno, perceiver_io, transolver, deeponet]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A recipe fitted to data and device; `minutes` limits it where only a measurement can."""
+
+    recipe: Recipe
+    minutes: float | None
+    reasons: dict[str, str]
+    """Why model, loss, batch, steps and regularisation are what they are."""
+
+
+def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None = None) -> Choice:
+    """Fit a recipe to a file of points and to a device."""
+    assert isinstance(recipe.data, PointData)
+    fitted = recipe.data.fit(recipe, path)
+    targets = recipe.data.training_targets(path)
+    samples, points = len(targets.sizes), int(targets.sizes.max())
+    far = bool((offsets(targets.values) > LARGEST_OFFSET).any())
+    cpu = device.type == "cpu"
+    size = size or ("small" if cpu else "paper")
+    model: Any = fitted.model
+    if size == "small":
+        changes = dict(SMALL[type(model)])
+        if isinstance(model, FunctionSpaceConfig):
+            changes["rows"], changes["anchors_per_row"] = SMALL_LAYOUTS[model.domain.axes]
+        fitted = replace(
+            fitted,
+            name=f"{recipe.name}, small",
+            model_name=f"{recipe.model_name}, small",
+            model=replace(model, **changes),
+        )
+    batch = min(8 if cpu else 16 if samples < FEW_SAMPLES else 48, samples)
+    steps = max(FEWEST_STEPS, min(MOST_STEPS, MOST_EPOCHS * samples // batch))
+    few = samples < FEW_SAMPLES
+    queries = recipe.training.queries
+    training = replace(
+        fitted.training,
+        objective=RelativeL2(channels="standardized" if far else "original"),
+        schedule=WarmupCosine(warmup=min(300, steps // 10), maximum=steps),
+        learning_rate=recipe.training.learning_rate * (2 if size == "small" else 1),
+        batch_size=batch,
+        queries=None if queries is None or queries >= points else 512 if cpu else queries,
+        precision="fp32" if cpu else "bf16",
+        weight_decay=WEIGHT_DECAY if few else 0.0,
+        average=AVERAGE if few else None,
+        validate_every=max(1, steps // 20),
+    )
+    spread = "means far larger than" if far else "means not far larger than"
+    where = "a CPU" if cpu else "a GPU"
+    number = f"{samples:,} training samples"
+    reasons = {
+        "loss": f"{spread} standard deviations; --training.objective.channels",
+        "model": f"{size} size, for {where}; --size paper or small",
+        "batch": f"{number} on {where}; --batch-size",
+        "steps": f"at most {MOST_EPOCHS:,} epochs and {MOST_STEPS:,} steps; --steps or --minutes",
+        "regularisation": f"{number}, {'fewer than' if few else 'not fewer than'} {FEW_SAMPLES:,}",
+    }
+    return Choice(replace(fitted, training=training), CPU_MINUTES if cpu else None, reasons)

@@ -8,7 +8,6 @@ How a model was trained may differ: that is what the comparison is about.
 from dataclasses import replace
 from typing import Any
 
-from fst.evaluation.protocol import EvaluationSettings
 from fst.pretrained import to_json
 from fst.recipes import RECIPES, find
 from fst.recipes.recipe import Recipe
@@ -21,14 +20,10 @@ def comparable(recipe: Recipe) -> Recipe:
     """The recipe, without the paper's numbers where they are about another problem."""
     if recipe.name in RECIPES and problem(recipe) == problem(find(recipe.name)):
         return recipe
-    evaluation = replace(recipe.evaluation, paper_errors=())
-    if isinstance(evaluation, EvaluationSettings):
-        evaluation = replace(evaluation, paper_groups=())
-    return replace(recipe, evaluation=evaluation, paper_error=None)
+    return replace(recipe, evaluation=recipe.evaluation.without_paper(), paper_error=None)
 
 
 def problem(recipe: Recipe) -> tuple[dict[str, Any], object]:
     """What is learned and where it is tested."""
     data = {name: value for name, value in to_json(recipe.data).items() if name not in READING}
-    grids = recipe.evaluation.grids if isinstance(recipe.evaluation, EvaluationSettings) else None
-    return data, grids
+    return data, getattr(recipe.evaluation, "grids", None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cattrs.strategies import configure_tagged_union
+from tyro.conf import Suppress
 
 from fst.baselines import (
     CNNViTConfig,
@@ -56,19 +57,19 @@ configure_tagged_union(Evaluation, converter, tag_name="kind", default=Evaluatio
 class Recipe:
     """A complete run description."""
 
-    name: str
-    task: str
-    model_name: str
+    name: Suppress[str]
+    task: Suppress[str]
+    model_name: Suppress[str]
     model: ModelConfig
     data: RecipeData
     training: TrainingSettings
     evaluation: Evaluation
-    data_folder: str = "burgers"
+    data_folder: Suppress[str] = "burgers"
     """Where the data lie under ./data unless --data says otherwise; empty: --data must say it."""
     standardization: tuple[float, float] | None = None
-    """Mean and deviation of all values; None takes them from the training targets."""
-    paper_parameters: int | None = None
-    paper_error: float | None = None
+    """Mean and standard deviation of all values; None takes them from the training targets."""
+    paper_parameters: Suppress[int | None] = None
+    paper_error: Suppress[float | None] = None
     """As the paper reports it: test relative L2 on the full grid, or 1 - top-1 accuracy."""
 
     def derive(self, name: str, **changes: Any) -> "Recipe":

@@ -15,14 +15,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fst.data.samples import Rows
+from fst.data.streaming import Asked
 from fst.training.errors import TrainingError
 from fst.training.settings import TrainingSettings
 
 # Streams of one seed: the order of samples by epoch, and the choices within a step.
 _ORDER, _CHOICES = 0, 1
 
-# Rows, and the seed of what is random about them; None takes them as they are.
-Plan = Iterator[tuple[Int[Tensor, " b"], int | None]]
+Plan = Iterator[Asked]
 
 
 @runtime_checkable
@@ -146,9 +146,10 @@ class StreamedBatches(Batches):
 
     def _plan(self, first: int) -> Plan:
         for step in count(first):
-            rows, seed = self.rows(step), self._seed(step) if self.settings.augment else None
+            rows, queries = self.rows(step), self.settings.queries
+            random = self.settings.augment or queries is not None
             for part in self.parts:
-                yield rows[part], seed
+                yield Asked(rows[part], self._seed(step) if random else None, queries)
 
 
 def plan(samples: Rows, settings: TrainingSettings, process: int, processes: int) -> Batches:
@@ -160,7 +161,7 @@ def plan(samples: Rows, settings: TrainingSettings, process: int, processes: int
 def in_order(samples: Rows, parts: Sequence[Int[Tensor, " b"]]) -> Iterator[Any]:
     """The given rows as they are, one batch for each part: for validation."""
     if isinstance(samples, Streamed):
-        for batch in samples.iterate((part, None) for part in parts):
+        for batch in samples.iterate(Asked(part) for part in parts):
             yield batch.to(samples.device)
     else:
         for part in parts:

@@ -16,8 +16,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 
 from fst.base import Model
 from fst.data.samples import Rows
@@ -32,6 +35,8 @@ from fst.training.trainer import Trainer, compiles
 # Below this many steps there is nothing to divide into warm-up, validations and the rest.
 FEWEST_STEPS = 10
 VALIDATIONS = 10
+# Part of a time that validations may take.
+MOST_VALIDATING = 0.2
 MOST_WARMUP = 1_000
 # However long the run, no more than this is lost when it is killed.
 MOST_STEPS_UNSAVED, MOST_SECONDS_UNSAVED = 10_000, 300.0
@@ -130,14 +135,16 @@ def parse_budget(text: str) -> Budget:
     return StepBudget(int(number))
 
 
-def spend(settings: TrainingSettings, steps: int, rate: float = math.inf) -> TrainingSettings:
+def spend(
+    settings: TrainingSettings, steps: int, rate: float = math.inf, validations: int = VALIDATIONS
+) -> TrainingSettings:
     """The settings with a schedule of exactly this many steps, validated about ten times.
 
     `rate` is the number of steps a second, and only decides how often the run is saved.
     """
     if steps < FEWEST_STEPS:
         raise ValueError(f"steps must be at least {FEWEST_STEPS}, got {steps}")
-    interval = math.ceil(steps / VALIDATIONS)
+    interval = math.ceil(steps / validations)
     return replace(
         settings,
         schedule=WarmupCosine(warmup=min(MOST_WARMUP, steps // 10), maximum=steps),
@@ -156,6 +163,8 @@ class Calibration:
     seconds: float
     peak_memory_gib: float | None
     """Most memory allocated on the GPU by updates, the data on it included; None on a CPU."""
+    validation_seconds: float = 0.0
+    """Of one validation, where it was measured."""
 
     @property
     def steps_per_second(self) -> float:
@@ -168,6 +177,8 @@ def calibrate(
     validation: ValidationSplit[Rows],
     settings: TrainingSettings,
     seconds: float,
+    *,
+    validate: bool = False,
 ) -> Calibration:
     """Measure the updates of a model, which is spent by it: train another one.
 
@@ -197,7 +208,10 @@ def calibrate(
         memory = None
         if device.type == "cuda":
             memory = torch.cuda.max_memory_allocated(device) / 2**30
-        return Calibration(updates, passed, memory)
+        watch = Stopwatch()
+        if validate:
+            trainer.validate()
+        return Calibration(updates, passed, memory, watch.running if validate else 0.0)
     finally:
         trainer.batches.close()
         del trainer, accelerator
@@ -220,21 +234,53 @@ def make_plan(
     settings: TrainingSettings,
     training: TrainingSplit[Rows],
     validation: ValidationSplit[Rows],
+    *,
+    validate: bool = False,
 ) -> Plan:
     """Measure a scratch model, made by `build`; where it does not compile, as it is without."""
     note, measured, seconds = None, None, budget.calibration_seconds
     compiled = compiles(settings, training.samples.device)
     if compiled:
         try:
-            measured = calibrate(build(), training, validation, settings, seconds)
+            measured = calibrate(
+                build(), training, validation, settings, seconds, validate=validate
+            )
         except Exception as error:  # compilers fail in too many ways to name
             note = f"compiled it failed ({first_line(error)}), so it was trained uncompiled"
             compiled = False
     if measured is None:
         release()  # the failed attempt, which its error held until now
         eager = replace(settings, compile=False)
-        measured = calibrate(build(), training, validation, eager, seconds)
+        measured = calibrate(build(), training, validation, eager, seconds, validate=validate)
     return Plan(budget.steps(measured.steps_per_second), compiled, measured, note)
+
+
+def fit_to_time(
+    seconds: float,
+    most_steps: float,
+    build: Callable[[], Model],
+    settings: TrainingSettings,
+    training: TrainingSplit[Rows],
+    validation: ValidationSplit[Rows],
+) -> tuple[TrainingSettings, Plan]:
+    """Settings whose whole run takes about so long, measurement and validations included."""
+    watch = Stopwatch()
+    whole = TimeBudget(seconds)
+    plan = make_plan(whole, build, settings, training, validation, validate=True)
+    rate, each = plan.calibration.steps_per_second, plan.calibration.validation_seconds
+    left = max(seconds - watch.running, seconds / 2)
+    validations = max(1, min(VALIDATIONS, int(left * MOST_VALIDATING / max(each, 1e-9))))
+    steps = int(min(round(max(left - validations * each, left / 2) * rate), most_steps))
+    if steps < FEWEST_STEPS:
+        raise TrainingError(
+            f"{whole.words()} allow {steps} steps of this model at {rate:.2g} a second, beside the "
+            f"measurement and the validations, and it takes at least {FEWEST_STEPS}"
+        )
+    numbers: list[Any] = [steps, rate, validations]
+    if PartialState().num_processes > 1:
+        broadcast_object_list(numbers)  # what the first process measured serves all
+    settings = spend(settings, *numbers)
+    return settings, replace(plan, steps=numbers[0])
 
 
 def release() -> None:

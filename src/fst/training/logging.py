@@ -280,11 +280,12 @@ class Progress:
         if reading.steps_per_second > 0:
             # Most schedules may stop earlier, so this is the longest it can take.
             seconds = (self.last_step - reading.step) / reading.steps_per_second
-            parts.append(f"at most {_duration(seconds)} left")
+            parts.append(f"at most {duration(seconds)} left")
         return ", ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"

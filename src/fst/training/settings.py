@@ -9,7 +9,7 @@ reports the mean of every column of `errors`, and the first column selects the b
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +21,7 @@ from fst.classifiers import Classifier
 from fst.data.image_samples import ImageBatch
 from fst.data.samples import Batch, Rows, Samples
 from fst.evaluation_points import PointDraws
-from fst.metrics import relative_l2, squared_relative_l2, top_errors
+from fst.metrics import mean_square, relative_l2, squared_relative_l2, top_errors
 from fst.operators import Operator
 from fst.training.errors import TrainingError
 from fst.training.schedules import Plateau, Stages, WarmupCosine
@@ -32,9 +32,12 @@ LARGEST_NUMBER = 1e30
 
 
 class Objective(ABC):
-    """Loss and errors of one kind of task; `names` are the columns of `errors`."""
+    """Loss and errors of one kind of task."""
 
-    names: ClassVar[tuple[str, ...]]
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Of the columns of `errors`."""
 
     @abstractmethod
     def check(self, model: Model, samples: Rows) -> None:
@@ -49,7 +52,7 @@ class Objective(ABC):
         """What the module takes, in order; the draws of evaluation points follow."""
 
     @abstractmethod
-    def losses(self, prediction: Tensor, batch: Any) -> Float[Tensor, " b"]:
+    def losses(self, model: Any, prediction: Tensor, batch: Any) -> Float[Tensor, " b"]:
         """What a training step averages; float32 whatever the precision of the prediction."""
 
     @abstractmethod
@@ -59,9 +62,34 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class RelativeL2(Objective):
-    """Operators: ‖prediction - target‖ / ‖target‖ in original units, squared in the loss."""
+    """Operators: ‖prediction - target‖ / ‖target‖, squared in the loss.
 
-    names = ("relative_l2",)
+    In original units unless `channels` says otherwise; the test is always scored in them.
+    """
+
+    channels: Literal["original", "standardized"] = "original"
+    """Whether differences count in the units of the data, or in standard deviations of each
+    channel from its mean: then all channels count alike, and a constant scores about 1."""
+    scale: Literal["relative", "absolute"] = "relative"
+    """Divide by the norm of each target, or take the root mean square as it is."""
+    weights: tuple[float, ...] = ()
+    """Of the channels' squares, one for each; none: all count alike."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.weights and not (min(self.weights) >= 0 and sum(self.weights) > 0):
+            raise ValueError(f"weights must be at least 0 and not all 0, got {self.weights}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        if self == RelativeL2():
+            return ("relative_l2",)
+        words = (
+            "weighted" if self.weights else "",
+            "standardized" if self.channels == "standardized" else "",
+            "relative" if self.scale == "relative" else "",
+        )
+        return "_".join((*filter(None, words), "l2")), "relative_l2"  # what the test is scored by
 
     def check(self, model: Model, samples: Rows) -> None:
         _require(self, "model", model, Operator)
@@ -74,6 +102,11 @@ class RelativeL2(Objective):
                 raise TrainingError(
                     f"the model's {name} must be that of the data, {theirs}, got {ours}"
                 )
+        if len(self.weights) not in (0, model.output_channels):
+            raise TrainingError(
+                f"objective.weights must be one for each of the {model.output_channels} target "
+                f"channels, got {len(self.weights)}"
+            )
         if len(samples):
             # One sample for what only the model knows: its grid, or the number of observations.
             observed = samples.batch(torch.zeros(1, dtype=torch.long, device=samples.device))
@@ -88,15 +121,29 @@ class RelativeL2(Objective):
     def inputs(self, batch: Batch) -> tuple[Observations, Float[Tensor, "b q s"]]:
         return batch.observations, batch.queries
 
-    def losses(self, prediction: Float[Tensor, "b q c"], batch: Batch) -> Float[Tensor, " b"]:
-        return squared_relative_l2(prediction, batch.targets, batch.mask)
+    def losses(
+        self, model: Operator, prediction: Float[Tensor, "b q c"], batch: Batch
+    ) -> Float[Tensor, " b"]:
+        measure = squared_relative_l2 if self.scale == "relative" else mean_square
+        ours, theirs = self._scaled(model, prediction), self._scaled(model, batch.targets)
+        return measure(ours, theirs, batch.mask)
+
+    def _scaled(self, model: Operator, values: Float[Tensor, "b q c"]) -> Float[Tensor, "b q c"]:
+        if self.channels == "standardized":
+            values = model.standardize_outputs(values)
+        if self.weights:
+            values = values * values.new_tensor(self.weights).sqrt()
+        return values
 
     def errors(
         self, model: Operator, batch: Batch, draws: PointDraws | None
     ) -> Float[Tensor, "b e"]:
         # The checked, chunked path: any number of queries fits.
         prediction = model.represent(batch.observations, draws)(batch.queries)
-        return relative_l2(prediction, batch.targets, batch.mask)[:, None]
+        found = [self.losses(model, prediction, batch).sqrt()]
+        if len(self.names) > 1:
+            found.append(relative_l2(prediction, batch.targets, batch.mask))
+        return torch.stack(found, dim=1)
 
 
 @runtime_checkable
@@ -111,8 +158,6 @@ class Labelled(Protocol):
 class CrossEntropy(Objective):
     """Classifiers: -Σ_k q_k log softmax(logits)_k, with q = 1 - ε at the label and ε/K on all."""
 
-    names = ("top1_error", "top5_error")
-
     label_smoothing: float = 0.1
     """The ε above: the part of the target that is spread evenly over all K classes."""
 
@@ -122,6 +167,10 @@ class CrossEntropy(Objective):
             raise ValueError(
                 f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}"
             )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return "top1_error", "top5_error"
 
     def check(self, model: Model, samples: Rows) -> None:
         _require(self, "model", model, Classifier)
@@ -148,7 +197,10 @@ class CrossEntropy(Objective):
     def inputs(self, batch: ImageBatch) -> tuple[Float[Tensor, "b 3 h w"]]:
         return (batch.images,)
 
-    def losses(self, prediction: Float[Tensor, "b k"], batch: ImageBatch) -> Float[Tensor, " b"]:
+    def losses(
+        self, model: Classifier, prediction: Float[Tensor, "b k"], batch: ImageBatch
+    ) -> Float[Tensor, " b"]:
+        del model
         return cross_entropy(
             prediction.float(),
             batch.labels,

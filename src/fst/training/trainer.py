@@ -150,7 +150,8 @@ class Trainer:
         """Add one part's gradient; processes exchange gradients in the last part only."""
         with nullcontext() if last else self.accelerator.no_sync(self.module):
             prediction = self.module(*self.objective.inputs(batch), draws)
-            loss = self.objective.losses(prediction, batch).sum() / self.settings.batch_size
+            losses = self.objective.losses(self.model, prediction, batch)
+            loss = losses.sum() / self.settings.batch_size
             # Gradients are averaged over processes, but the loss is a sum over their shares.
             (loss * self.processes if self.processes > 1 else loss).backward()
         return loss.detach()

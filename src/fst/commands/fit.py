@@ -1,0 +1,51 @@
+"""`fst.fit`: samples in, a trained model out, for people without a training loop."""
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fst.base import Model
+from fst.commands.device import choose_device
+from fst.commands.train import train
+from fst.data import PointFunctions, PointSample, write_points
+from fst.recipes import find, own
+from fst.terminal import Terminal
+from fst.types import Domain
+
+
+def fit(
+    samples: Iterable[PointSample] | PointFunctions | str | Path,
+    domain: Domain | None = None,
+    *,
+    minutes: float | None = None,
+    out: str | Path | None = None,
+    recipe: str = "own/fst",
+    splits: Mapping[str, Sequence[int]] | None = None,
+    device: str | None = None,
+    quiet: bool = False,
+) -> Model:
+    """The model with the best validation error of a run of `fst train`, in `eval()` mode.
+
+    `samples` are as `write_points` takes them, or its file. Sizes and steps follow from the data
+    and the device, and `minutes` bounds the training. The run is kept in `out`, if given.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder if out is None else out)
+        if isinstance(samples, str | Path):
+            path = Path(samples)
+        else:
+            path = (kept if out is None else kept.with_name(kept.name + "-data")) / "points.h5"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_points(path, samples, domain, splits=splits)
+        run = kept / "run" if out is None else kept
+        choice = own.choose(find(recipe), path, choose_device(device))
+        train(
+            choice.recipe,
+            run,
+            data=path,
+            device=device,
+            minutes=minutes or choice.minutes,
+            reasons=choice.reasons,
+            console=None if quiet else Terminal(),
+        )
+        return Model.from_pretrained(run / "best")

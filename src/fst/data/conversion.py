@@ -1,0 +1,231 @@
+"""Grids, tables and meshes as the samples that `write_points` takes.
+
+Enters: NumPy arrays with axes, an xarray `Dataset` or netCDF file, a pandas table, meshio meshes.
+Leaves: `PointFunctions`: samples with their domain, names and units. The packages are imported when
+they are needed, and named where they are missing.
+"""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+
+from fst.data.errors import DataError, reading
+from fst.data.point_files import Label, PointSample
+from fst.data.point_writer import Labels, PointFunctions
+from fst.types import Domain
+
+
+def from_grid(
+    values: Mapping[str, ArrayLike],
+    targets: Mapping[str, ArrayLike],
+    axes: Mapping[str, ArrayLike],
+    condition: Mapping[str, ArrayLike] | None = None,
+    units: Mapping[str, str] | None = None,
+) -> PointFunctions:
+    """Functions on one grid: each of `values` and `targets` is (samples, *axes), by name.
+
+    `axes` are the coordinates of the grid's axes, in their order, and `condition` holds one number
+    a sample. What a masked array hides is left out of its sample.
+    """
+    lines = {name: np.asarray(line, dtype=np.float64) for name, line in axes.items()}
+    bad = [name for name, line in lines.items() if line.ndim != 1 or len(line) == 0]
+    if bad or not targets or not values:
+        what = f"axis {bad[0]} has shape {lines[bad[0]].shape}" if bad else "some are missing"
+        raise ValueError(f"from_grid needs values, targets and axes of one dimension; {what}")
+    points = np.stack(np.meshgrid(*lines.values(), indexing="ij"), axis=-1)
+    shape, points = points.shape[:-1], points.reshape(-1, len(lines))
+    count = len(np.ma.asarray(next(iter(targets.values()))))
+    stacked = [
+        np.ma.stack([_shaped(name, field, (count, *shape)) for name, field in fields.items()], -1)
+        for fields in (values, targets)
+    ]
+    given = [_shaped(name, numbers, (count,)) for name, numbers in (condition or {}).items()]
+    conditions = np.stack(given, axis=-1) if given else [None] * count
+    samples = [
+        PointSample(
+            points, seen.reshape(len(points), -1), points, asked.reshape(len(points), -1), c
+        )
+        for seen, asked, c in zip(*stacked, conditions, strict=True)
+    ]
+    return _functions(samples, lines, values, targets, condition or {}, units or {})
+
+
+def from_xarray(
+    data: Any,
+    values: Sequence[str],
+    targets: Sequence[str],
+    *,
+    sample: str = "sample",
+    condition: Sequence[str] = (),
+) -> PointFunctions:
+    """Functions on the grid of an xarray `Dataset`, or of a netCDF file, with its units.
+
+    `sample` is the dimension that counts functions; the others are the axes.
+    """
+    if isinstance(data, str | Path):
+        xarray = optional_package("xarray", "netcdf")
+        with reading(Path(data), "a netCDF file"), xarray.open_dataset(data) as opened:
+            return from_xarray(opened.load(), values, targets, sample=sample, condition=condition)
+    names = [*values, *targets, *condition]
+    missing = [name for name in names if name not in data]
+    if missing or not targets or sample not in data[targets[0]].dims:
+        what = f"no variable {missing[0]!r}" if missing else f"no dimension {sample!r} in targets"
+        raise DataError(f"the data set has {what}; it has {', '.join(map(str, data.variables))}")
+    order = [sample, *(axis for axis in data[targets[0]].dims if axis != sample)]
+
+    def read(name: str) -> np.ma.MaskedArray:
+        variable = data[name].transpose(*(order if name not in condition else [sample]))
+        return np.ma.masked_invalid(variable.values)  # netCDF readers give NaN where nothing is
+
+    return from_grid(
+        {name: read(name) for name in values},
+        {name: read(name) for name in targets},
+        {axis: data[axis].values for axis in order[1:]},
+        {name: np.ma.getdata(read(name)) for name in condition},
+        {str(name): str(data[name].attrs.get("units", "")) for name in [*names, *order[1:]]},
+    )
+
+
+def from_table(
+    table: Any,
+    coordinates: Sequence[str],
+    values: Sequence[str],
+    targets: Sequence[str],
+    *,
+    sample: str = "sample",
+    observed: str | None = None,
+    condition: Sequence[str] = (),
+    units: Mapping[str, str] | None = None,
+) -> PointFunctions:
+    """Functions from a pandas table or CSV file with one row a point.
+
+    A row is an observation where all of `values` are there and, if named, the column `observed` is
+    true; it is a query where all of `targets` are there. `condition` columns hold one number a
+    sample.
+    """
+    if isinstance(table, str | Path):
+        pandas = optional_package("pandas", "tables")
+        with reading(Path(table), "a CSV table"):
+            table = pandas.read_csv(table)
+    names = [sample, *coordinates, *values, *targets, *condition, *([observed] if observed else [])]
+    missing = [name for name in names if name not in table]
+    if missing:
+        raise DataError(
+            f"the table has no column {missing[0]!r}; it has {', '.join(map(str, table))}"
+        )
+    samples = []
+    for label, rows in table.groupby(sample, sort=False):
+        seen = rows[[*coordinates, *values]].notna().all(axis=1)
+        if observed:
+            seen &= rows[observed].astype(bool)
+        asked = rows[[*coordinates, *targets]].notna().all(axis=1)
+        given = rows[list(condition)].drop_duplicates()
+        if len(given) > 1:
+            raise DataError(f"sample {label}: {', '.join(condition)} must not change within it")
+        numbers = given.to_numpy(np.float64)[0] if condition else None
+        there, where = rows[seen], rows[asked]
+        columns = ((there, coordinates), (there, values), (where, coordinates), (where, targets))
+        arrays = [frame[list(chosen)].to_numpy(np.float64) for frame, chosen in columns]
+        samples.append(PointSample(arrays[0], arrays[1], arrays[2], arrays[3], numbers))
+    return _functions(samples, coordinates, values, targets, condition, units or {})
+
+
+def from_meshes(
+    meshes: Sequence[Any],
+    values: Sequence[str],
+    targets: Sequence[str],
+    condition: Mapping[str, ArrayLike] | None = None,
+    units: Mapping[str, str] | None = None,
+) -> PointFunctions:
+    """Functions at the points of meshio meshes, or of files that meshio reads, one a sample.
+
+    `values` and `targets` name the meshes' point data; vectors become several channels. An axis on
+    which all points of all meshes agree, as z in a plane, is left out. Triangles (quadrilaterals
+    are divided) are kept for pictures.
+    """
+    meshio = optional_package("meshio", "mesh")
+    opened = []
+    for mesh in meshes:
+        if isinstance(mesh, str | Path):
+            with reading(Path(mesh), "a mesh that meshio reads"):
+                mesh = meshio.read(mesh)
+        opened.append(mesh)
+    if not opened:
+        raise ValueError("meshes must hold at least one mesh, got none")
+    everywhere = np.concatenate([mesh.points for mesh in opened])
+    kept = np.flatnonzero(np.ptp(everywhere, axis=0) > 0)
+    given = [_shaped(name, field, (len(opened),)) for name, field in (condition or {}).items()]
+    samples = []
+    for row, mesh in enumerate(opened):
+        points = mesh.points[:, kept]
+        channels = [_channels(row, mesh, names) for names in (values, targets)]
+        numbers = [float(field[row]) for field in given] or None
+        cells = _triangles(mesh) if len(kept) == 2 else None
+        samples.append(PointSample(points, channels[0], points, channels[1], numbers, cells=cells))
+    names = ([part for name in k for part in _parts(name, opened[0])] for k in (values, targets))
+    axes = ["xyz"[axis] for axis in kept]
+    return _functions(samples, axes, next(names), next(names), condition or {}, units or {})
+
+
+def _parts(name: str, mesh: Any) -> list[str]:
+    width = np.reshape(mesh.point_data[name], (len(mesh.points), -1)).shape[1]
+    return [name] if width == 1 else [f"{name} {part}" for part in range(width)]
+
+
+def _channels(row: int, mesh: Any, names: Sequence[str]) -> Float[np.ndarray, "n c"]:
+    missing = [name for name in names if name not in mesh.point_data]
+    if missing:
+        there = ", ".join(mesh.point_data) or "none"
+        raise DataError(f"mesh {row} has no point data {missing[0]!r}; it has {there}")
+    return np.concatenate(
+        [np.reshape(mesh.point_data[name], (len(mesh.points), -1)) for name in names], axis=1
+    )
+
+
+def _triangles(mesh: Any) -> np.ndarray | None:
+    found = [block.data for block in mesh.cells if block.type == "triangle"]
+    for block in mesh.cells:
+        if block.type == "quad":
+            found += [block.data[:, [0, 1, 2]], block.data[:, [0, 2, 3]]]
+    return np.concatenate(found) if found else None
+
+
+def _shaped(name: str, field: ArrayLike, shape: tuple[int, ...]) -> np.ma.MaskedArray:
+    array: np.ma.MaskedArray = np.ma.asarray(field)
+    if array.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+    return array
+
+
+def _functions(
+    samples: Sequence[PointSample],
+    axes: Sequence[str] | Mapping[str, Any],
+    values: Sequence[str] | Mapping[str, Any],
+    targets: Sequence[str] | Mapping[str, Any],
+    condition: Sequence[str] | Mapping[str, Any],
+    units: Mapping[str, str],
+) -> PointFunctions:
+    if not samples:
+        raise ValueError("there must be at least one sample, got none")
+    everywhere = [np.asarray(p) for s in samples for p in (s.positions, s.queries) if np.size(p)]
+    low = np.min([points.min(axis=0) for points in everywhere], axis=0)
+    high = np.max([points.max(axis=0) for points in everywhere], axis=0)
+    parts = (axes, values, targets, condition)
+    named = [tuple(Label(name, units.get(name, "")) for name in part) for part in parts]
+    labels = Labels(named[0], named[1], named[2], named[3])
+    return PointFunctions(samples, Domain(tuple(low.tolist()), tuple(high.tolist())), labels)
+
+
+def optional_package(name: str, extra: str) -> Any:
+    """A package that only some users need, or how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise DataError(
+            f"this needs {name}: pip install 'function-space-transformer[{extra}]'"
+        ) from error

@@ -1,0 +1,165 @@
+"""Grids, tables and meshes become point files that hold the same numbers."""
+
+import builtins
+
+import numpy as np
+import pytest
+
+from fst.data import DataError, from_grid, from_meshes, from_table, from_xarray, read_points
+from fst.data.point_files import Label
+from fst.data.point_writer import write_points
+
+X, Y = np.array([0.0, 0.5, 2.0]), np.array([-1.0, 3.0])
+A = np.arange(24.0).reshape(4, 3, 2) + 1
+U = A**2
+NU = np.array([0.1, 0.2, 0.3, 0.4])
+
+
+def check_grid(file, row):
+    """Sample `row` pairs every grid point with its own values."""
+    sample = file[row]
+    assert sample.positions.shape == (6, 2)
+    for (x, y), a, u in zip(sample.positions, sample.values, sample.targets, strict=True):
+        i, j = X.tolist().index(x), Y.tolist().index(y)
+        assert (a[0], u[0]) == (A[row, i, j], U[row, i, j])
+    assert np.array_equal(sample.positions, sample.queries)
+    assert sample.condition == pytest.approx([NU[row]])
+    assert (file.domain.low, file.domain.high) == ((0.0, -1.0), (2.0, 3.0))
+
+
+def test_a_grid_of_arrays(tmp_path):
+    functions = from_grid({"a": A}, {"u": U}, {"x": X, "y": Y}, {"nu": NU}, {"u": "K"})
+    write_points(tmp_path / "grid.h5", functions)
+    file = read_points(tmp_path / "grid.h5")
+    for row in range(4):
+        check_grid(file, row)
+    assert file.axes == (Label("x"), Label("y"))
+    assert (file.targets, file.condition) == ((Label("u", "K"),), (Label("nu"),))
+
+
+def test_masked_points_of_a_grid_are_left_out(tmp_path):
+    hidden = np.ma.masked_greater(A, 20)
+    write_points(tmp_path / "grid.h5", from_grid({"a": hidden}, {"u": U}, {"x": X, "y": Y}))
+    sample = read_points(tmp_path / "grid.h5")[3]
+    assert sample.values[:, 0].tolist() == [19.0, 20.0]
+    assert len(sample.targets) == 6
+
+
+def test_a_grid_of_the_wrong_shape_is_named():
+    with pytest.raises(ValueError, match=r"a must have shape \(4, 3, 2\), got \(4, 2, 3\)"):
+        from_grid({"a": A.transpose(0, 2, 1)}, {"u": U}, {"x": X, "y": Y})
+    with pytest.raises(ValueError, match=r"axis x has shape \(3, 2\)"):
+        from_grid({"a": A}, {"u": U}, {"x": A[0], "y": Y})
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_xarray_data_set_with_units(tmp_path, stored):
+    xarray = pytest.importorskip("xarray")
+    data = xarray.Dataset(
+        {
+            "a": (("day", "x", "y"), A, {"units": "m/s"}),
+            "u": (("y", "day", "x"), U.transpose(2, 0, 1), {"units": "K"}),
+            "nu": (("day",), NU),
+        },
+        coords={"x": ("x", X, {"units": "m"}), "y": Y},
+    )
+    if stored:
+        pytest.importorskip("scipy")
+        data.to_netcdf(tmp_path / "data.nc", engine="scipy")
+        data = tmp_path / "data.nc"
+    functions = from_xarray(data, ["a"], ["u"], sample="day", condition=["nu"])
+    write_points(tmp_path / "grid.h5", functions)
+    file = read_points(tmp_path / "grid.h5")
+    if file.axes[0].name == "y":  # the order of the first target's dimensions
+        assert (file.domain.low, file.domain.high) == ((-1.0, 0.0), (3.0, 2.0))
+        assert file.axes == (Label("y"), Label("x", "m"))
+    assert file.values == (Label("a", "m/s"),)
+    assert file.targets == (Label("u", "K"),)
+    for row in range(4):
+        sample = file[row]
+        for (y, x), a, u in zip(sample.positions, sample.values, sample.targets, strict=True):
+            i, j = X.tolist().index(x), Y.tolist().index(y)
+            assert (a[0], u[0]) == (A[row, i, j], U[row, i, j])
+        assert sample.condition == pytest.approx([NU[row]])
+
+
+def test_a_data_set_without_a_variable_is_named():
+    xarray = pytest.importorskip("xarray")
+    with pytest.raises(DataError, match="no variable 'b'"):
+        from_xarray(xarray.Dataset({"a": ("sample", X)}), ["b"], ["a"])
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_table(tmp_path, stored):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(
+        {
+            "day": ["mon", "mon", "mon", "tue", "tue"],
+            "x": [0.0, 1.0, 2.0, 0.5, 1.5],
+            "T": [10.0, 11.0, 12.0, np.nan, 14.0],
+            "p": [1.0, 2.0, np.nan, 4.0, 5.0],
+            "sensor": [True, False, True, True, True],
+            "nu": [0.1, 0.1, 0.1, 0.2, 0.2],
+        }
+    )
+    if stored:
+        table.to_csv(tmp_path / "table.csv", index=False)
+        table = str(tmp_path / "table.csv")
+    functions = from_table(
+        table, ["x"], ["T"], ["p"], sample="day", observed="sensor", condition=["nu"],
+        units={"T": "K"},
+    )  # fmt: skip
+    write_points(tmp_path / "table.h5", functions)
+    file = read_points(tmp_path / "table.h5")
+    assert file.values == (Label("T", "K"),)
+    assert file[0].positions[:, 0].tolist() == [0.0, 2.0]
+    assert file[0].values[:, 0].tolist() == [10.0, 12.0]
+    assert file[0].queries[:, 0].tolist() == [0.0, 1.0]
+    assert file[0].targets[:, 0].tolist() == [1.0, 2.0]
+    assert file[1].values[:, 0].tolist() == [14.0]
+    assert file[1].targets[:, 0].tolist() == [4.0, 5.0]
+    assert file[1].condition == pytest.approx([0.2])
+
+
+def test_bad_tables_are_one_clear_error():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"sample": [0, 0], "x": [0.0, 1.0], "u": [1.0, 2.0], "nu": [1, 2]})
+    with pytest.raises(DataError, match="no column 'v'; it has sample, x, u, nu"):
+        from_table(table, ["x"], ["v"], ["u"])
+    with pytest.raises(DataError, match="sample 0: nu must not change within it"):
+        from_table(table, ["x"], ["u"], ["u"], condition=["nu"])
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_meshes_keep_their_triangles(tmp_path, stored):
+    meshio = pytest.importorskip("meshio")
+    points = np.array([[0, 0, 0], [1, 0, 0], [1, 2, 0], [0, 2, 0], [2.0, 1, 0]])
+    cells = [("quad", [[0, 1, 2, 3]]), ("triangle", [[1, 4, 2]])]
+    load, moved = np.arange(5.0) + 1, np.ones((5, 2)) * [[1, 2]]
+    mesh = meshio.Mesh(points, cells, {"load": load, "moved": moved})
+    given = mesh
+    if stored:
+        mesh.write(tmp_path / "a.vtu")
+        given = tmp_path / "a.vtu"
+    write_points(tmp_path / "mesh.h5", from_meshes([given, mesh], ["load"], ["moved"]))
+    file = read_points(tmp_path / "mesh.h5")
+    assert [label.name for label in (*file.axes, *file.targets)] == ["x", "y", "moved 0", "moved 1"]
+    for sample in file:
+        assert np.array_equal(sample.queries, points[:, :2])
+        assert sample.values[:, 0].tolist() == load.tolist()
+        assert sorted(sample.cells.tolist()) == [[0, 1, 2], [0, 2, 3], [1, 4, 2]]
+    with pytest.raises(DataError, match="mesh 0 has no point data 'stress'; it has load, moved"):
+        from_meshes([mesh], ["load"], ["stress"])
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name == "meshio":
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr("importlib.import_module", without)
+    with pytest.raises(DataError, match=r"pip install 'function-space-transformer\[mesh\]'"):
+        from_meshes(["a.vtu"], ["u"], ["u"])

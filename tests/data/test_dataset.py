@@ -1,0 +1,147 @@
+"""A plain PyTorch loop: the dataset, its batches, and the loop printed in docs/python.md."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import fst
+from data_examples import DOMAIN, point_samples
+from fst.data import PointData, read_points
+from fst.data.point_data import load_points
+
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+SMALL = {
+    "width": 16,
+    "condition_width": 8,
+    "rows": (2,),
+    "anchors_per_row": 3,
+    "points_from_anchors": 4,
+    "points_from_sobol": 4,
+}
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    fst.write_points(tmp_path / "my.h5", point_samples(), DOMAIN)
+    return tmp_path / "my.h5"
+
+
+def assert_same_real_points(ours, theirs):
+    """Two batches may be padded to different lengths."""
+    for row in range(len(ours.targets)):
+        for one, other in ((ours, theirs), (theirs, ours)):
+            real = slice(None) if one.mask is None else one.mask[row]
+            count = one.targets[row][real].shape[0]
+            assert torch.equal(one.targets[row][real], other.targets[row][:count])
+            assert torch.equal(one.queries[row][real], other.queries[row][:count])
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_collated_batches_are_those_of_the_trainer(path, stored):
+    samples = point_samples()
+    data = fst.PointDataset(path) if stored else fst.PointDataset(samples, DOMAIN)
+    batch = next(iter(DataLoader(data, batch_size=20, collate_fn=fst.collate)))
+    resident = load_points(read_points(path), torch.arange(20).numpy())
+    assert_same_real_points(batch, resident.batch(torch.arange(20)))
+    longest = max(len(sample.positions) for sample in samples)
+    assert batch.observations.positions.shape == (20, longest, 2)
+    lengths = torch.tensor([len(sample.positions) for sample in samples])
+    assert torch.equal(batch.observations.mask.sum(dim=1), lengths)
+    found, wanted = data.statistics(), resident.statistics()
+    for name in vars(found):
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name))
+    torch.testing.assert_close(data.conditions(), resident.conditions())
+
+
+def test_splits_are_those_of_the_trainer_and_samples_of_one_length_need_no_mask(path):
+    partition = PointData().partition(read_points(path))
+    for split in ("training", "validation", "test"):
+        assert fst.PointDataset(path, split=split).rows == getattr(partition, split).tolist()
+    assert fst.collate([fst.PointDataset(path)[3]] * 2).mask is None
+
+
+def test_queries_are_drawn_anew_at_every_access(path):
+    data = fst.PointDataset(path, queries=3)
+    torch.manual_seed(0)
+    whole = fst.PointDataset(path)[0]
+    assert len(whole.queries) > 3
+    seen = {tuple(data[0].targets[:, 0].tolist()) for _ in range(20)}
+    assert len(seen) > 1
+    assert {number for row in seen for number in row} <= set(whole.targets[:, 0].tolist())
+    assert all(len(set(row)) == 3 for row in seen)
+
+
+def test_evaluation_points_are_fresh_in_training_and_fixed_otherwise(path, tmp_path):
+    data = fst.PointDataset(path)
+    batch = fst.collate([data[0], data[1]])
+    model = fst.build("own/fst", data, **SMALL)
+    with torch.no_grad():
+        first, second = (model(batch.observations)(batch.queries) for _ in range(2))
+        assert not torch.equal(first, second)
+        model.eval()
+        first, second = (model(batch.observations)(batch.queries) for _ in range(2))
+        assert torch.equal(first, second)
+        model.train().save_pretrained(tmp_path / "saved")
+        loaded = fst.from_pretrained(tmp_path / "saved")
+        assert not loaded.training
+        assert torch.equal(loaded(batch.observations)(batch.queries), first)
+
+
+def test_build_takes_overrides_and_names_what_it_does_not_know(path):
+    assert fst.build("own/fst", width=24).config.width == 24
+    config = fst.build("own/fst", fst.PointDataset(path), **SMALL).config
+    assert (config.low, config.high) == (DOMAIN.low, DOMAIN.high)
+    assert (config.value_channels, config.output_channels, config.condition_channels) == (2, 1, 1)
+    with pytest.raises(TypeError, match="own/fst has no setting 'widht': did you mean width"):
+        fst.build("own/fst", widht=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"samples": []}, "samples need a domain"),
+        ({"samples": [], "domain": DOMAIN}, "at least one sample"),
+        (
+            {"samples": "my.h5", "split": "train"},
+            "split must be None, training, val",
+        ),
+        ({"samples": [], "domain": DOMAIN, "queries": 0}, "queries must be at least 1, got 0"),
+    ],
+)
+def test_what_makes_no_sense_is_said(given, message):
+    with pytest.raises(ValueError, match=message):
+        fst.PointDataset(**given)
+
+
+def test_the_printed_loop_runs_and_saves_a_model_in_the_units_of_the_data(path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    torch.manual_seed(0)
+    loop = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    small = ", ".join(f"{name}={value}" for name, value in SMALL.items())
+    assert "width=64" in loop
+    names: dict = {"epochs": 4}
+    exec(loop.replace("width=64", small), names)
+    batch = fst.collate([*fst.PointDataset(path, split="training")])
+    trained = fst.from_pretrained("trained")
+    fresh = fst.build("own/fst", names["data"], **SMALL).eval()
+    with torch.no_grad():
+        errors = [
+            fst.relative_l2(m(batch.observations)(batch.queries), batch.targets, batch.mask).mean()
+            for m in (trained, fresh)
+        ]
+    assert errors[0] < 0.9 * errors[1]
+
+
+def test_fit_trains_and_keeps_the_run(tmp_path):
+    model = fst.fit(
+        point_samples(), DOMAIN, minutes=0.3, out=tmp_path / "run", device="cpu", quiet=True
+    )
+    assert not model.training
+    batch = fst.collate([fst.PointDataset(tmp_path / "run-data" / "points.h5")[0]])
+    saved = fst.from_pretrained(tmp_path / "run" / "best")
+    with torch.no_grad():
+        found = model(batch.observations)(batch.queries)
+        assert torch.equal(saved(batch.observations)(batch.queries), found)

@@ -1,0 +1,116 @@
+"""Points that are read when they are needed: the same batches, statistics and errors."""
+
+import numpy as np
+import pytest
+import torch
+
+from data_examples import DOMAIN, point_samples
+from fst.data import DataError, PointData, PointSample, read_points, write_points
+from fst.data.point_data import load_points
+from fst.data.streamed_points import StreamedPoints
+from fst.data.streaming import Asked
+from fst.training.batches import in_order, plan
+from fst.training.settings import TrainingSettings
+
+
+@pytest.fixture
+def path(tmp_path):
+    write_points(tmp_path / "my.h5", point_samples(), DOMAIN)
+    return tmp_path / "my.h5"
+
+
+def both(path, workers=0, rows=None):
+    file = read_points(path)
+    rows = np.arange(len(file))[::2] if rows is None else rows
+    return load_points(file, rows), StreamedPoints(file, rows, workers=workers)
+
+
+def assert_same(ours, theirs):
+    for name in ("positions", "values", "condition", "mask"):
+        mine, other = getattr(ours.observations, name), getattr(theirs.observations, name)
+        assert (mine is other is None) or torch.equal(mine, other)
+    for name in ("queries", "targets", "mask"):
+        mine, other = getattr(ours, name), getattr(theirs, name)
+        assert (mine is other is None) or torch.equal(mine, other)
+
+
+def test_whole_batches_are_the_resident_ones(path):
+    resident, streamed = both(path)
+    rows = torch.tensor([7, 0, 3, 3])
+    assert_same(streamed.batch(rows), resident.batch(rows))
+    assert len(streamed) == len(resident)
+    for name, found in vars(streamed.statistics()).items():
+        torch.testing.assert_close(found, getattr(resident.statistics(), name))
+    assert torch.equal(streamed.conditions(), resident.conditions())
+    described = streamed.describe()
+    assert described.keys() == resident.describe().keys()
+
+
+def test_drawn_targets_are_those_of_the_row_without_repetition(path):
+    resident, streamed = both(path)
+    rows = torch.arange(len(resident))
+    drawn, whole = streamed.read(Asked(rows, seed=5, queries=4)), resident.batch(rows)
+    for row in range(len(rows)):
+        size = int(whole.mask[row].sum())
+        real = drawn.mask[row]
+        assert int(real.sum()) == min(4, size)
+        pairs = torch.cat([drawn.queries[row], drawn.targets[row]], dim=1)[real].tolist()
+        known = torch.cat([whole.queries[row], whole.targets[row]], dim=1)[whole.mask[row]].tolist()
+        assert all(pair in known for pair in pairs)
+        assert len({tuple(pair) for pair in pairs}) == len(pairs)
+    other = streamed.read(Asked(rows, seed=6, queries=4))
+    assert not torch.equal(drawn.targets, other.targets)
+    alone = streamed.read(Asked(rows[3:4], seed=5, queries=4))
+    assert torch.equal(alone.targets[0], drawn.targets[3])
+
+
+def steps(samples, first, last, process=0, processes=1):
+    settings = TrainingSettings(batch_size=4, queries=3, seed=1)
+    batches = plan(samples, settings, process, processes)
+    try:
+        return [batch for step in range(first, last) for batch in batches.at(step)]
+    finally:
+        batches.close()
+
+
+def test_resumed_and_shared_streams_hold_the_same(path):
+    whole = steps(both(path)[1], 1, 7)
+    for ours, theirs in zip(steps(both(path, workers=2)[1], 3, 7), whole[2:], strict=True):
+        assert_same(ours, theirs)
+    halves = [steps(both(path)[1], 1, 7, process, 2) for process in range(2)]
+    for first, second, theirs in zip(*halves, whole, strict=True):
+        assert torch.equal(torch.cat([first.targets, second.targets]), theirs.targets)
+
+
+def test_validation_is_streamed_in_order(path):
+    resident, streamed = both(path, workers=1)
+    parts = [torch.tensor([0, 1]), torch.tensor([5])]
+    for ours, theirs in zip(in_order(streamed, parts), in_order(resident, parts), strict=True):
+        assert_same(ours, theirs)
+
+
+def test_storage_is_chosen_by_size_or_by_name(path, monkeypatch):
+    def kinds(data):
+        return {type(split.samples).__name__ for split in data.load(path)}
+
+    assert kinds(PointData()) == {"PointSamples"}
+    assert kinds(PointData(storage="streamed", workers=1)) == {"StreamedPoints"}
+    found = PointData().fingerprint(path)
+    monkeypatch.setattr("fst.data.streaming._CPU_BYTES", 10)
+    assert kinds(PointData()) == {"StreamedPoints"}
+    assert kinds(PointData(storage="resident")) == {"PointSamples"}
+    monkeypatch.setattr("fst.data.point_data._DIGESTED_BYTES", 10)
+    sampled = PointData().fingerprint(path)
+    assert sampled["training_samples"] == found["training_samples"]
+    assert "splits" in sampled
+
+
+def test_targets_without_a_relative_error_are_refused_as_when_resident(tmp_path):
+    samples = point_samples()
+    samples[4] = PointSample(
+        samples[4].positions, samples[4].values, samples[4].queries,
+        np.zeros_like(samples[4].targets), samples[4].condition,
+    )  # fmt: skip
+    write_points(tmp_path / "my.h5", samples, DOMAIN)
+    with pytest.raises(DataError, match="undefined for .* in sample 4;"):
+        PointData(storage="streamed", workers=1).load(tmp_path / "my.h5")

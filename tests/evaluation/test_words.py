@@ -1,0 +1,59 @@
+"""What is said of an error: after training, and by `fst evaluate`."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from evaluation_fakes import SETTINGS, made_row, some_points, some_test
+from fst.commands.evaluate import described_facts, show
+from fst.data import BurgersData, DarcyData
+from fst.evaluation.classification import ClassificationSettings
+from fst.evaluation.protocol import EvaluationSettings, trivial_rows
+from fst.evaluation.rows import ChannelError, Origin, write_rows
+from fst.evaluation.runs import RESULTS, ROWS
+from fst.evaluation.trivial import TrainingFacts
+
+
+def test_a_validation_error_stands_beside_the_best_trivial_predictor():
+    samples, data = some_test().samples, BurgersData(viscosities=(0.1, 0.2))
+    whole = EvaluationSettings(grids=(samples.grid_shape,))
+    facts = TrainingFacts((samples.statistics().output_mean.item(),))
+    rows = trivial_rows(some_test(), whole, Origin("", "", "", ""), facts)
+    best = min(rows, key=lambda row: row.error)
+    settings = replace(SETTINGS, paper_errors=(0.1, 0.2), neighbors=(1,))
+    words = settings.beside_validation(best.error / 4, samples, samples, data)
+    assert words.startswith(f"Validation error: {best.error / 4:.5f}, 4.0 times lower than")
+    assert f"{best.model} ({best.error:.5f})" in words
+    assert "no better than" in SETTINGS.beside_validation(2.0, samples, samples, data)
+
+
+def test_another_quantity_is_not_interpolated():
+    samples = some_points().samples
+    words = EvaluationSettings(grids=()).beside_validation(9.0, samples, samples, DarcyData())
+    assert "mean of the training targets" in words
+    assert ClassificationSettings().beside_validation(0.25, None, None, DarcyData()) == (
+        "Validation error: 0.25000."
+    )
+
+
+@pytest.mark.parametrize(("mean", "warned"), [(293.0, True), (3.0, False)])
+def test_a_large_mean_is_warned_of(tmp_path, mean, warned):
+    channel = ChannelError("temperature", "K", 0.01, 2.0, 4.0)
+    write_rows(tmp_path / RESULTS / ROWS, [made_row(channels=(channel,), grid=None)])
+    (tmp_path / "run.json").write_text(
+        json.dumps({"output_mean": [mean], "output_deviation": [4.0]})
+    )
+    output = StringIO()
+    show(tmp_path, Console(file=output, width=200))
+    assert "its RMSE is 50.0 % of the targets' standard deviation" in output.getvalue()
+    assert ("temperature (mean 293, standard deviation 4) dwarfs" in output.getvalue()) == warned
+
+
+def test_what_an_old_run_did_not_record_is_not_known():
+    assert described_facts({}) == TrainingFacts()
+    assert described_facts({"output_mean": [1.0], "output_std": [2.0]}) == TrainingFacts(
+        (1.0,), (2.0,)
+    )
