@@ -12,7 +12,7 @@ help:
 	@echo "make demo    environment, then: generate data, train, evaluate, draw (OUT=$(OUT))"
 	@echo "make test    environment, then: linters, type checker, tests"
 	@echo "make check   the linters and the type checker alone"
-	@echo "make docs    environment, then: run the tutorials, build the site: build/site/index.html"
+	@echo "make docs    environment, then: run the tutorials, build the site: build/site"
 	@echo "make format  rewrite the sources in the house format"
 	@echo "make clean   remove the environment and caches"
 
@@ -38,6 +38,7 @@ test: check
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "see it: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1"
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
