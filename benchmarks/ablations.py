@@ -116,7 +116,7 @@ def execute(job: Job, recipe: Recipe, data: Path, device: torch.device) -> dict[
     assert isinstance(settings, EvaluationSettings)
     draws = batch_draws(selected, settings)
     with measuring(selected):
-        found = measure(lambda seen: selected(seen, next(draws)), test, settings)
+        found = measure(lambda seen: selected(seen, next(draws)), test.samples, settings)
     errors = {each.neighbors: sum(each.errors) / len(each.errors) for each in found}
     return {
         "seconds": round(seconds, 1),

@@ -1,8 +1,8 @@
 """A condition: viscosity.
 
 Some inputs are one number for the whole problem: a viscosity, a Reynolds number, a load. The
-model takes them as its *condition*. The weights `burgers-all`, which come with the package, were
-trained on twelve viscosities from 0.001 to 4.
+model takes them as its *condition*. The weights `burgers-all` are trained on twelve
+viscosities from 0.001 to 4.
 """
 
 # %%

@@ -1,8 +1,8 @@
 """Darcy flow.
 
 Water seeps through ground of two kinds. The coefficient is 0.36 in one and 0.02 in the other, and
-the pressure solves −∇·(a∇u) = 1 with u = 0 on the boundary. The weights `darcy` come with the
-package: they map the coefficient on a 128 × 128 grid to the pressure at any point.
+the pressure solves −∇·(a∇u) = 1 with u = 0 on the boundary. The weights `darcy` map
+the coefficient on a 128 × 128 grid to the pressure at any point.
 """
 
 # %%

@@ -64,7 +64,7 @@ except ValueError as error:
 #
 # | source | call |
 # |---|---|
-# | weights that ship with the package | `fst.from_pretrained("burgers-single")`, `"burgers-all"`, `"darcy"` |
+# | weights that ship with the package | `fst.from_pretrained("burgers-single")` |
 # | a folder | `fst.from_pretrained("my-model")` |
 # | the best weights of a run | `fst.from_pretrained("runs/mine/best")` |
 # | the Hugging Face hub | `fst.from_pretrained("hf://owner/name")`, with the extra `hub` |

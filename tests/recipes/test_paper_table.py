@@ -44,7 +44,9 @@ NEIGHBORS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 # What all solutions of equations share: Appendices B and C.
 OPERATORS = {
-    "training.objective.kind": "RelativeL2", "training.optimizer": "adam",
+    "training.objective.kind": "RelativeL2", "training.objective.channels": "original",
+    "training.objective.scale": "relative", "training.objective.weights": (),
+    "training.optimizer": "adam",
     "training.weight_decay": 0.0, "training.epsilon": 1e-8, "training.batch_size": 48,
     "training.precision": "bf16", "training.seed": 2026091311, "training.average": None,
     "training.augment": False, "training.validation_batch": 8, "evaluation.batch_size": 8,
