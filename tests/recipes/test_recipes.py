@@ -29,6 +29,7 @@ NAMES = {
     *(f"ablation/refine-{r}" for r in (1, 2, 4, 8)),
     "ablation/observe-first",
     "demo/burgers",
+    "demo/fno",
     *(f"own/{m}" for m in ("fst", "fno", "perceiver-io", "transolver", "deeponet")),
     *(f"own/images-{m}" for m in ("fst", "vit", "cnn-vit")),
     *(f"fast/burgers-single/{m}" for m in (*BASELINES, "fst", "fno-mended")),

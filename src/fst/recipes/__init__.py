@@ -40,6 +40,7 @@ _FUNCTIONS: list[Callable[[], Recipe]] = [
     imagenet.cnn_vit,
     *ablation.recipes(),
     demo.burgers,
+    demo.fno,
     *own.RECIPES,
     own_images.fst,
     own_images.vit,

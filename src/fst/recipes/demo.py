@@ -1,63 +1,97 @@
-"""A small Burgers problem for a laptop: what `make demo` runs."""
+"""A small Burgers problem with shocks for a laptop: what `make demo` and `fst compare demo` run."""
 
+from fst.baselines import FNOConfig
 from fst.config import FunctionSpaceConfig
 from fst.data import BurgersData
 from fst.evaluation.protocol import EvaluationSettings, View
-from fst.recipes.recipe import Recipe
+from fst.recipes.recipe import ModelConfig, Recipe
 from fst.training.schedules import WarmupCosine
 from fst.training.settings import TrainingSettings
 
+GRID = (51, 128)
 
-def burgers() -> Recipe:
-    """A small FST on small Burgers solutions, ν = 0.1.
 
-    Command: fst demo --out runs/demo, or fst train demo/burgers --out runs/demo
-    Cost: under five minutes on two CPU cores, data included.
-    """
+def _recipe(name: str, model_name: str, model: ModelConfig, training: TrainingSettings) -> Recipe:
     return Recipe(
-        name="demo/burgers",
+        name=f"demo/{name}",
         task="demo",
-        model_name="FST",
-        model=FunctionSpaceConfig(
-            width=48,
-            heads=4,
-            fourier_bands=8,
-            rows=(12,),
-            anchors_per_row=12,
-            predictor_width=48,
-            predictor_blocks=1,
-            refinement_steps=2,
-            points_from_anchors=32,
-            points_from_sobol=32,
-        ),
+        model_name=model_name,
+        model=model,
         data=BurgersData(
-            viscosities=(0.1,),
-            training=256,
+            viscosities=(0.02,),
+            training=512,
             validation=16,
             test=32,
-            points=128,
-            times=41,
-            final_time=0.5,  # at this viscosity little is left to see later
+            points=GRID[1],
+            times=GRID[0],
+            final_time=1.0,
             supervision_grid=None,
-            validation_grid=(41, 128),
+            validation_grid=GRID,
         ),
-        training=TrainingSettings(
-            schedule=WarmupCosine(warmup=100, maximum=2_000),
-            batch_size=8,
-            queries=256,
-            optimizer="muon",
-            learning_rate=2e-3,
-            clip=1.0,
-            precision="fp32",
-            compile=False,
-            validate_every=250,
-            checkpoint_every=500,
-            log_every=10,
-            augment=True,
-        ),
+        training=training,
         evaluation=EvaluationSettings(
-            grids=((41, 128),),
-            view=View(axis_ends=(0.5, 1.0), profiles=(0.0, 0.05, 0.1, 0.2, 0.35, 0.5)),
+            grids=(GRID,),
+            view=View(axis_ends=(1.0, 1.0), profiles=(0.0, 0.1, 0.2, 0.4, 0.7, 1.0)),
         ),
         data_folder="demo",
     )
+
+
+def burgers() -> Recipe:
+    """A small FST on small Burgers solutions with shocks, ν = 0.02.
+
+    Command: fst demo --out runs/demo, or fst train demo/burgers --out runs/demo
+    Cost: about four minutes on two CPU cores.
+    """
+    model = FunctionSpaceConfig(
+        width=48,
+        heads=4,
+        fourier_bands=8,
+        rows=(8,),
+        anchors_per_row=16,
+        predictor_width=48,
+        predictor_blocks=1,
+        refinement_steps=2,
+        points_from_anchors=32,
+        points_from_sobol=32,
+    )
+    training = TrainingSettings(
+        schedule=WarmupCosine(warmup=100, maximum=2_000),
+        batch_size=8,
+        queries=128,
+        optimizer="muon",
+        learning_rate=4e-3,
+        clip=1.0,
+        precision="fp32",
+        compile=False,
+        validate_every=250,
+        checkpoint_every=500,
+        log_every=10,
+        augment=True,
+    )
+    return _recipe("burgers", "FST", model, training)
+
+
+def fno() -> Recipe:
+    """A small FNO on the same solutions.
+
+    Command: fst compare demo --budget 4m --out runs/compare-demo
+    Cost: what the budget says.
+    Needs: function-space-transformer[baselines].
+    """
+    # The grid has an odd number of times: see `odd_axes`.
+    model = FNOConfig(grid=GRID, width=24, modes=(12, 24), odd_axes="mended")
+    training = TrainingSettings(
+        schedule=WarmupCosine(warmup=100, maximum=2_000),
+        batch_size=8,
+        queries=None,
+        learning_rate=3e-3,
+        clip=1.0,
+        precision="fp32",
+        compile=False,
+        validate_every=250,
+        checkpoint_every=500,
+        log_every=10,
+        augment=True,
+    )
+    return _recipe("fno", "FNO", model, training)
