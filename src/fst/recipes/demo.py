@@ -54,11 +54,12 @@ def burgers() -> Recipe:
         refinement_steps=2,
         points_from_anchors=32,
         points_from_sobol=32,
+        length_scales="spacing",  # the paper's start at the spacing of 32 anchors a row
     )
     training = TrainingSettings(
-        schedule=WarmupCosine(warmup=100, maximum=2_000),
+        schedule=WarmupCosine(warmup=100, maximum=2_500),
         batch_size=8,
-        queries=128,
+        queries=256,
         optimizer="muon",
         learning_rate=4e-3,
         clip=1.0,
