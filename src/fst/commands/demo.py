@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from fst.commands.evaluate import evaluate, read_recipe
@@ -21,6 +22,7 @@ def demo(out: Path, *, device: str | None = None, console: Console | None = None
     has ended.
     """
     console = console or Terminal()
+    torch.set_num_threads(1)  # its tensors are so small that a second thread makes it slower
     if (out / "recipe.json").is_file() and (name := read_recipe(out).name) != RECIPE:
         raise TrainingError(f"{out} holds a run of {name}, not of {RECIPE}: choose another folder")
     console.rule("1. Data and training")
