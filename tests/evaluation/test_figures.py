@@ -186,7 +186,8 @@ def test_three_axes_are_drawn_in_slices():
 def test_profiles_lie_over_the_reference(fields):
     other = replace(fields, model=np.array("FNO"), prediction=fields.truth + 1)
     figure = figures.profiles([("mine", fields), ("theirs", other)], most=1)
-    assert [place.get_title() for place in figure.axes] == [
+    assert figure.axes[0].get_title(loc="left") == fields.title(0)
+    assert [place.get_title(loc="right") for place in figure.axes] == [
         "mine (dashed) and reference", "theirs (dashed) and reference"
     ]  # fmt: skip
     cuts, along, truth, prediction = figures.sections(fields, 0)

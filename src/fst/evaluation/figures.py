@@ -342,7 +342,7 @@ def profiles(runs: Sequence[tuple[str, Fields]], most: int = 4) -> Figure:
     models = [fields for _, fields in runs]
     fields, rows = models[0], common_rows(models)[:most]
     width = min(WIDTH, 3.5 + 3.6 * len(models))
-    figure, axes = new_figure(len(rows), len(models), width=width, row_height=1.7, share=True)
+    figure, axes = new_figure(len(rows), len(models), width=width, row_height=1.9, share=True)
     labels: list[str] = []
     name = str(fields.axis_labels[0]).partition("(")[0].split()[-1]
     for line, row in zip(axes, rows, strict=True):
@@ -357,9 +357,10 @@ def profiles(runs: Sequence[tuple[str, Fields]], most: int = 4) -> Figure:
             panel.set_xlim(along[0], along[-1])
             labels = [f"{name} = {cut:.3g}" for cut in cuts]
         title = fields.title(fields.rows.tolist().index(row))
-        line[0].set_ylabel(f"{title}\n{fields.target_labels[0]}")
+        line[0].set_title(title, loc="left")
+        line[0].set_ylabel(str(fields.target_labels[0]))
     for panel, (run, _) in zip(axes[0], runs, strict=True):
-        panel.set_title(f"{run} (dashed) and reference")
+        panel.set_title(f"{run} (dashed) and reference", loc="right")
     for panel in axes[-1]:
         panel.set_xlabel(str(fields.axis_labels[1]))
     handles = axes[0, 0].lines[::2]
