@@ -7,6 +7,7 @@ A trial changes fields of a recipe: of its training settings by their own names,
 `model.NAME`, of its data as `data.NAME`; `warmup` and `shape` (cosine or linear) are those of the
 schedule. The number of steps follows from the time: the rate is measured during the warm-up, which
 is the same whatever the number of steps. Compilation and validation are not counted.
+`nearest` is the validation error of decoding from the 16 nearest anchors.
 
 Every trial adds a line to `rows.jsonl` in --out, failures too; trials that have theirs are skipped.
 """
@@ -26,6 +27,11 @@ from typing import Any
 import torch
 
 from fst.commands import train as command
+from fst.data.samples import Samples
+from fst.evaluation.protocol import measuring
+from fst.field import Field
+from fst.metrics import relative_l2
+from fst.operators import Operator
 from fst.recipes import find
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
@@ -37,6 +43,7 @@ from fst.training.trainer import Trainer
 
 UNTIMED, TIMED = 20, 80  # steps: before the clock starts, and until the rate is known
 LAST = 200  # steps whose mean loss is kept
+NEAREST = 16
 
 
 def parse(text: str) -> Any:
@@ -67,6 +74,22 @@ def schedule(warmup: int, steps: int, shape: str) -> Schedule:
     if shape == "cosine":
         return WarmupCosine(warmup, steps)
     return Stages((Stage(warmup, 0.0, 1.0), Stage(steps, 1.0, 0.0, "linear")), maximum=steps)
+
+
+def nearest(trainer: Trainer, count: int = NEAREST) -> float | None:
+    """The validation error where each query is answered from its nearest anchors."""
+    model, samples, errors = trainer.selected, trainer.validation, []
+    assert isinstance(model, Operator)
+    assert isinstance(samples, Samples)
+    with measuring(model):
+        for rows in torch.arange(len(samples), device=samples.device).split(8):
+            batch = samples.batch(rows)
+            field = model(batch.observations)
+            if not isinstance(field, Field):
+                return None
+            answer = field(batch.queries, neighbors=count)
+            errors += relative_l2(answer, batch.targets, batch.mask).tolist()
+    return statistics.fmean(errors)
 
 
 def train(trainer: Trainer, seconds: float, warmup: int, shape: str) -> dict[str, Any]:
@@ -102,6 +125,7 @@ def train(trainer: Trainer, seconds: float, warmup: int, shape: str) -> dict[str
         "validation_seconds": round(time.perf_counter() - start, 1),
         "loss": statistics.fmean(losses[-LAST:]),
         "validation": trainer.state.history[-1][1],
+        "nearest": nearest(trainer),
     }
 
 
