@@ -7,7 +7,8 @@ A trial changes fields of a recipe: of its training settings by their own names,
 `model.NAME`, of its data as `data.NAME`; `warmup` and `shape` (cosine or linear) are those of the
 schedule. The number of steps follows from the time: the rate is measured during the warm-up, which
 is the same whatever the number of steps. Compilation and validation are not counted.
-`nearest` is the validation error of decoding from the 16 nearest anchors.
+`nearest` is the validation error of decoding from the 16 nearest anchors, and `anchors_vary` the
+standard deviation of anchor positions between validation samples.
 
 Every trial adds a line to `rows.jsonl` in --out, failures too; trials that have theirs are skipped.
 """
@@ -76,9 +77,10 @@ def schedule(warmup: int, steps: int, shape: str) -> Schedule:
     return Stages((Stage(warmup, 0.0, 1.0), Stage(steps, 1.0, 0.0, "linear")), maximum=steps)
 
 
-def nearest(trainer: Trainer, count: int = NEAREST) -> float | None:
-    """The validation error where each query is answered from its nearest anchors."""
-    model, samples, errors = trainer.selected, trainer.validation, []
+def anchors(trainer: Trainer) -> dict[str, float]:
+    """The validation error of the nearest anchors, and how far anchors move with the input."""
+    model, samples = trainer.selected, trainer.validation
+    errors, positions = [], []
     assert isinstance(model, Operator)
     assert isinstance(samples, Samples)
     with measuring(model):
@@ -86,10 +88,12 @@ def nearest(trainer: Trainer, count: int = NEAREST) -> float | None:
             batch = samples.batch(rows)
             field = model(batch.observations)
             if not isinstance(field, Field):
-                return None
-            answer = field(batch.queries, neighbors=count)
+                return {}
+            answer = field(batch.queries, neighbors=NEAREST)
             errors += relative_l2(answer, batch.targets, batch.mask).tolist()
-    return statistics.fmean(errors)
+            positions.append(field.anchors.positions)
+    varying = torch.cat(positions).std(dim=0).max(dim=-1).values.mean()
+    return {"nearest": statistics.fmean(errors), "anchors_vary": varying.item()}
 
 
 def train(trainer: Trainer, seconds: float, warmup: int, shape: str) -> dict[str, Any]:
@@ -125,8 +129,7 @@ def train(trainer: Trainer, seconds: float, warmup: int, shape: str) -> dict[str
         "validation_seconds": round(time.perf_counter() - start, 1),
         "loss": statistics.fmean(losses[-LAST:]),
         "validation": trainer.state.history[-1][1],
-        "nearest": nearest(trainer),
-    }
+    } | anchors(trainer)
 
 
 def main() -> None:
