@@ -40,7 +40,7 @@ def test_what_the_data_decide_is_no_option(capsys, tmp_path, data, name):
 
 def test_a_baseline_must_fit_the_grid_and_the_observations(capsys, tmp_path, data):
     sizes = "--model.branch 8 8 --model.trunk 8 8".split()
-    staged = [*TRAINING, *BURGERS, "--data.viscosities", "0.1", "--data.final-time", "0.5"]
+    staged = [*TRAINING, *BURGERS, "--data.viscosities", "0.02", "--data.final-time", "1.0"]
     words = [*sizes, *staged, "--device", "cpu", "--data", data]
     code, _, err = run(
         capsys, "train", "burgers-single/deeponet", "--out", tmp_path / "run", *words

@@ -110,6 +110,7 @@ def published(tmp_path_factory) -> Path:
     (folder / "data").mkdir()
     write_published(folder / "data", rows=11)
     small = "--data.training 6 --data.validation 3 --data.test 2 --data.times 21 --data.points 64"
+    small += " --data.viscosities 0.1 --data.final-time 0.5"
     grids = "--data.supervision-grid 5 16 --data.validation-grid 5 16 --evaluation.grids 5 16"
     words = [*SMALL, "--model.rows", 2, *TRAINING, *small.split(), *grids.split()]
     words += ["--out", folder / "run", "--data", folder / "data", *CPU]
