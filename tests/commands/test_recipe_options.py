@@ -4,13 +4,15 @@ import json
 import re
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
 from fst.base import Model
 from fst.cli import main
-from fst.data import DataError, PointData, PointSample, write_points
+from fst.data import DataError, PointData, PointSample, point_data, write_points
+from fst.data.point_files import PointFile
 from fst.recipes import RECIPES, find, own
 from fst.training import budget
 from fst.training.budget import Calibration
@@ -193,6 +195,32 @@ def test_the_choice_follows_device_and_samples(tmp_path):
     assert (large.recipe.training.weight_decay, large.recipe.training.average) == (0.0, None)
     assert large.recipe.training.batch_size > small.recipe.training.batch_size
     assert own.choose(find("own/fst"), few, gpu, "small").recipe.model == small.recipe.model
+
+
+@pytest.mark.parametrize("name", ["fst", "fno", "deeponet"])
+def test_a_choice_reads_a_bounded_number_of_samples_at_once(name, tmp_path, monkeypatch):
+    """A file may be larger than the memory."""
+    file = write(tmp_path / "many.h5", grid=True, samples=20)
+    monkeypatch.setattr(point_data, "BLOCK", 6)
+    read = []
+    for kind in ("queries", "observations"):
+        plain = getattr(PointFile, kind)
+
+        def counted(self, rows, opened=None, plain=plain):
+            read.append(len(rows))
+            return plain(self, rows, opened)
+
+        monkeypatch.setattr(PointFile, kind, counted)
+    own.choose(find(f"own/{name}"), file, torch.device("cpu"))
+    assert 0 < max(read) <= 6
+
+
+def test_one_sample_off_the_grid_is_found(tmp_path):
+    file = write(tmp_path / "grid.h5", grid=True)
+    with h5py.File(file, "r+") as stored:
+        stored["queries/positions"][-1] -= 0.05
+    with pytest.raises(DataError, match="FNO needs all points on one regular grid"):
+        own.choose(find("own/fno"), file, torch.device("cpu"))
 
 
 def test_targets_far_from_zero_are_warned_of_and_standardised(tmp_path):

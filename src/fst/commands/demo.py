@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from fst.commands.device import choose_device
 from fst.commands.evaluate import evaluate, read_recipe
 from fst.commands.train import resume, train
 from fst.evaluation.report import report
@@ -22,7 +23,8 @@ def demo(out: Path, *, device: str | None = None, console: Console | None = None
     has ended.
     """
     console = console or Terminal()
-    torch.set_num_threads(1)  # its tensors are so small that a second thread makes it slower
+    if choose_device(device).type == "cpu":
+        torch.set_num_threads(1)  # its tensors are so small that a second thread makes it slower
     if (out / "recipe.json").is_file() and (name := read_recipe(out).name) != RECIPE:
         raise TrainingError(f"{out} holds a run of {name}, not of {RECIPE}: choose another folder")
     console.rule("1. Data and training")

@@ -5,17 +5,19 @@ file names or, where it names none, splits drawn by seed. Channels, axes and dom
 `PointData.describe` gives them to whoever builds the model.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from rich.console import Console
 
 from fst.data.errors import DataError
 from fst.data.image_decoding import default_threads
-from fst.data.point_files import PointFile, Points, check_trainable, read_points
+from fst.data.point_files import BLOCK, PointFile, Points, check_trainable, read_points
 from fst.data.point_samples import PointSamples, Ragged, TargetCheck, warn_of_large_means
 from fst.data.samples import Samples
 from fst.data.source import DataSource, Recipe
@@ -71,10 +73,12 @@ class PointData(DataSource):
         """Domain, channels, names and units of the file."""
         return read_points(self.locate(folder))
 
-    def training_targets(self, folder: Path) -> Points:
-        """The targets of the training split, with their positions."""
+    def training_targets(self, folder: Path) -> tuple[Int[np.ndarray, " n"], Points]:
+        """How many targets each training sample has; and those of some samples, evenly chosen."""
         file = self.describe(folder)
-        return file.queries(self.partition(file).training)
+        rows = self.partition(file).training
+        some = np.linspace(0, len(rows) - 1, min(BLOCK, len(rows))).astype(int)
+        return np.diff(file.query_offsets)[rows], file.queries(rows[some])
 
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
@@ -232,12 +236,13 @@ def _decided(file: PointFile, model: Any) -> dict[str, Any]:
 
 def _shared_observations(file: PointFile, name: str) -> int:
     """How many observations every sample has, if they lie at the same points."""
-    observed = file.observations(np.arange(len(file)))
-    count = int(observed.sizes[0])
-    if (observed.sizes == count).all():
-        places = observed.positions.reshape(len(file), count, -1)
-        if np.allclose(places, places[:1], atol=1e-6):
-            return count
+    first = file.observations(np.arange(1)).positions
+    counts = np.diff(file.observation_offsets)
+    if (counts == len(first)).all() and all(
+        np.allclose(file.observations(rows).positions.reshape(-1, *first.shape), first, atol=1e-6)
+        for rows in _blocks(file)
+    ):
+        return len(first)
     raise DataError(
         f"{file.path}: {name} needs every sample to be observed at the same points, and those of "
         "this file differ; own/fst takes any points"
@@ -249,16 +254,26 @@ def _grid(file: PointFile, name: str) -> tuple[int, ...]:
     low, high = np.array(file.domain.low), np.array(file.domain.high)
     first = np.asarray(file[0].queries)
     shape = tuple(len(np.unique(first[:, axis])) for axis in range(first.shape[1]))
-    rows = np.arange(len(file))
-    points = np.concatenate((file.queries(rows).positions, file.observations(rows).positions))
-    steps = (points - low) / (high - low) * (np.array(shape) - 1)
     whole = len(first) == np.prod(shape) and min(shape) > 1
-    if not whole or np.abs(steps - steps.round()).max() > GRID_TOLERANCE:
+
+    def on_grid(points: Float[np.ndarray, "p s"]) -> bool:
+        steps = (points - low) / (high - low) * (np.array(shape) - 1)
+        return bool(np.abs(steps - steps.round()).max() <= GRID_TOLERANCE)
+
+    if not whole or not all(
+        on_grid(file.queries(rows).positions) and on_grid(file.observations(rows).positions)
+        for rows in _blocks(file)
+    ):
         raise DataError(
             f"{file.path}: {name} needs all points on one regular grid over the whole domain, and "
             "those of this file are scattered; own/fst takes any points"
         )
     return shape
+
+
+def _blocks(file: PointFile) -> Iterator[Int[np.ndarray, " n"]]:
+    """All rows, so many at a time that a file larger than the memory can be looked through."""
+    return (np.arange(at, min(at + BLOCK, len(file))) for at in range(0, len(file), BLOCK))
 
 
 def _differences(model: Any, file: PointFile) -> dict[str, tuple[Any, Any]]:

@@ -39,6 +39,7 @@ VERSION = 1
 # So many numbers of float32 must fit into the domain on every axis: rounding a position, by half a
 # step at most, then moves it by less than DOMAIN_TOLERANCE and cannot take it out of the domain.
 LEAST_STEPS = 2**16
+BLOCK = 256  # samples read at once where a whole file is looked through
 LAYOUT = f"an fst point file (HDF5 with attribute format = {FORMAT!r}, see docs/data.md)"
 
 

@@ -15,13 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fst.data.errors import reading
-from fst.data.point_files import LAYOUT, PointFile, Points
+from fst.data.point_files import BLOCK, LAYOUT, PointFile, Points
 from fst.data.point_samples import TargetCheck
 from fst.data.samples import Batch, RunningMoments, Samples, Statistics
 from fst.data.streaming import Asked, stream
 from fst.types import Observations
-
-_BLOCK = 256  # samples read at once for statistics
 
 
 class StreamedPoints(Samples):
@@ -115,8 +113,8 @@ class StreamedPoints(Samples):
         values = RunningMoments(self.value_channels)
         targets = RunningMoments(self.output_channels)
         check = TargetCheck(self.file)
-        for first in range(0, len(self), _BLOCK):
-            rows = self.rows[first : first + _BLOCK]
+        for first in range(0, len(self), BLOCK):
+            rows = self.rows[first : first + BLOCK]
             values.see(self.file.observations(rows, self._open()).values)
             queried = self.file.queries(rows, self._open())
             targets.see(queried.values)

@@ -1,5 +1,7 @@
 """A small Burgers problem with shocks for a laptop: what `make demo` and `fst compare demo` run."""
 
+from dataclasses import replace
+
 from fst.baselines import FNOConfig
 from fst.config import FunctionSpaceConfig
 from fst.data import BurgersData
@@ -9,6 +11,19 @@ from fst.training.schedules import WarmupCosine
 from fst.training.settings import TrainingSettings
 
 GRID = (51, 128)
+
+
+TRAINING = TrainingSettings(
+    schedule=WarmupCosine(warmup=100, maximum=2_500),
+    batch_size=8,
+    clip=1.0,
+    precision="fp32",
+    compile=False,
+    validate_every=250,
+    checkpoint_every=500,
+    log_every=10,
+    augment=True,
+)
 
 
 def _recipe(name: str, model_name: str, model: ModelConfig, training: TrainingSettings) -> Recipe:
@@ -41,7 +56,7 @@ def burgers() -> Recipe:
     """A small FST on small Burgers solutions with shocks, ν = 0.02.
 
     Command: fst demo --out runs/demo, or fst train demo/burgers --out runs/demo
-    Cost: about four minutes on two CPU cores.
+    Cost: about four minutes on one CPU core.
     """
     model = FunctionSpaceConfig(
         width=48,
@@ -56,20 +71,7 @@ def burgers() -> Recipe:
         points_from_sobol=32,
         length_scales="spacing",  # the paper's start at the spacing of 32 anchors a row
     )
-    training = TrainingSettings(
-        schedule=WarmupCosine(warmup=100, maximum=2_500),
-        batch_size=8,
-        queries=256,
-        optimizer="muon",
-        learning_rate=4e-3,
-        clip=1.0,
-        precision="fp32",
-        compile=False,
-        validate_every=250,
-        checkpoint_every=500,
-        log_every=10,
-        augment=True,
-    )
+    training = replace(TRAINING, queries=256, optimizer="muon", learning_rate=4e-3)
     return _recipe("burgers", "FST", model, training)
 
 
@@ -82,17 +84,5 @@ def fno() -> Recipe:
     """
     # The grid has an odd number of times: see `odd_axes`.
     model = FNOConfig(grid=GRID, width=24, modes=(12, 24), odd_axes="mended")
-    training = TrainingSettings(
-        schedule=WarmupCosine(warmup=100, maximum=2_000),
-        batch_size=8,
-        queries=None,
-        learning_rate=3e-3,
-        clip=1.0,
-        precision="fp32",
-        compile=False,
-        validate_every=250,
-        checkpoint_every=500,
-        log_every=10,
-        augment=True,
-    )
+    training = replace(TRAINING, queries=None, learning_rate=3e-3)
     return _recipe("fno", "FNO", model, training)
