@@ -22,13 +22,11 @@ from fst.training.settings import RelativeL2, TrainingSettings
 
 TASK = "own"
 Size = Literal["paper", "small"]
-# Sizes that two CPU cores can train in minutes. FST's length scales start at its spacing, because
-# those of the paper start at the spacing of 32 anchors a row (LOG.md).
+# Sizes that two CPU cores can train in minutes.
 SMALL: dict[type, dict[str, Any]] = {
     FunctionSpaceConfig: {
         "width": 48, "heads": 4, "fourier_bands": 8, "predictor_width": 48, "predictor_blocks": 1,
         "refinement_steps": 2, "points_from_anchors": 32, "points_from_sobol": 32,
-        "length_scales": "spacing",
     },
     PerceiverIOConfig: {"width": 48, "heads": 4, "latents": 64, "layers": 2, "fourier_bands": 8},
     TransolverConfig: {"width": 48, "heads": 4, "layers": 2, "slices": 16},
