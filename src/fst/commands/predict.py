@@ -26,7 +26,7 @@ from fst.commands.prediction_files import (
     write_prediction,
 )
 from fst.commands.prediction_formats import find_labels
-from fst.data.errors import DataError
+from fst.data.files import DataError
 from fst.evaluation.protocol import measuring
 from fst.field import Field
 from fst.operators import Operator, Output

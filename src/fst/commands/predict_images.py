@@ -19,7 +19,7 @@ from rich.console import Console
 from fst.classifiers import Classifier
 from fst.commands.device import parse_device
 from fst.commands.predict import load_any
-from fst.data.errors import DataError, writing
+from fst.data.files import DataError, writing
 from fst.data.image_decoding import View, decoded
 from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images, is_tar
 from fst.evaluation.protocol import measuring

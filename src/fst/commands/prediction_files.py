@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fst.commands.prediction_formats import FORMATS, PredictionLabels
-from fst.data.errors import DataError, reading, writing
+from fst.data.files import DataError, reading, writing
 from fst.data.point_files import check_resolution, read_points
 from fst.data.point_samples import Ragged
 from fst.io import write_atomically

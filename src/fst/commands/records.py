@@ -5,7 +5,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from fst.data.errors import DataError, reading, writing
+from fst.data.files import DataError, reading, writing
 from fst.evaluation.rows import Row
 from fst.evaluation.runs import read_json, read_run, read_timed_curve
 from fst.io import write_atomically

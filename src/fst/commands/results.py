@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from fst import pretrained
 from fst.commands.records import finest, read_records
-from fst.data.errors import DataError
+from fst.data.files import DataError
 from fst.evaluation.comparison import Comparison, Result
 from fst.evaluation.figures import error_over_seconds
 from fst.evaluation.rows import METRICS, NOTHING, RELATIVE_L2, read_rows

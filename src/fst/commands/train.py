@@ -14,8 +14,7 @@ from fst.base import Model, build_model, parameter_count
 from fst.commands.device import choose_device
 from fst.commands.same_recipe import check_same_recipe
 from fst.data.samples import Rows
-from fst.data.source import DataSource
-from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.data.source import DataSource, TrainingSplit, ValidationSplit
 from fst.io import parse_json, write_json
 from fst.pretrained import check_shapes, find, read
 from fst.recipes.recipe import Recipe, recipe_from_json
