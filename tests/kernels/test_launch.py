@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("triton")
@@ -334,3 +335,49 @@ def test_smaller_tiles_where_the_best_do_not_fit():
     assert tried == [64, 32, 16]
     with pytest.raises(OutOfResources):
         launch.first_that_fits(sizes[:2], run)
+
+
+class Noted(Kernel):
+    """What Triton's own has for those who compile without a launch."""
+
+    def __init__(self):
+        super().__init__()
+        self.device_caches, self.compiled = {0: None}, []
+
+    def warmup(self, *arguments, grid, **constants):
+        self.compiled.append((*arguments, constants["SIZE"]))
+        if constants["SIZE"] == 3:
+            raise RuntimeError("does not compile")
+
+
+def test_kernels_of_a_traced_program_are_compiled_before_the_first_launch(ways, monkeypatch):
+    """Once for all arguments that Triton compiles the same kernel for; failures are met later."""
+    kernel = Noted()
+    for name, answer in {"current_device": 0, "is_initialized": True, "set_device": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(launch, "_noted", {})
+
+    @operator("fst_tests::noted")
+    def noted(x: torch.Tensor, size: int) -> torch.Tensor:
+        out = x.new_empty(len(x) - 1)
+        assert x.is_cuda
+        assert out.is_cuda
+        launch.launch_kernel(kernel, (1,), x, len(out), 0.5, SIZE=size, WAY=2, num_warps=4)
+        return out
+
+    @noted.register_fake
+    def _(x: torch.Tensor, size: int) -> torch.Tensor:
+        return x.new_empty(len(x) - 1)
+
+    with FakeTensorMode():
+        for count, size in ((8, 1), (9, 1), (20, 1), (17, 1), (8, 2), (8, 3)):
+            found = noted(torch.empty(count, device="cuda"), size)
+            assert (found.device.type, len(found)) == ("cuda", count - 1)
+        noted(torch.empty(8), 4)  # on a CPU nothing is noted
+    assert not kernel.compiled
+    assert not kernel.launches
+    launch.launch_kernel(kernel, (1,), torch.zeros(8), 7, 0.5, SIZE=1, WAY=2, num_warps=4)
+    assert ways(kernel) == ["slow"]
+    seen = sorted((size, number % 16 == 0) for _, number, _, size in kernel.compiled)
+    assert seen == [(1, False), (1, True), (2, False), (3, False)]
+    assert not launch._noted
