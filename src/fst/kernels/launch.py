@@ -20,6 +20,7 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
 import torch
@@ -27,6 +28,7 @@ import triton
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
+from torch.utils._pytree import tree_leaves, tree_map
 
 # Arguments that hide nothing which PyTorch's dispatcher would have to take care of.
 _PLAIN = {Tensor, nn.Parameter, int, float, bool, type(None), torch.dtype}
@@ -152,14 +154,13 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constan
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     key = (id(kernel), device, *map(_specialization, arguments), *constants, *constants.values())
     cached = _launch_cache.get(key)
+    if _noting.get():  # whatever is cached: there is no memory to launch it on
+        if cached is None and hasattr(kernel, "device_caches"):  # not interpreted
+            seen = (*map(_kind, key[2 : 2 + len(arguments)]), *key[2 + len(arguments) :])
+            _noted.setdefault((id(kernel), *seen), (kernel, arguments, constants))
+        return
     if cached is not None:
         cached.compiled[(*grid, 1, 1)[:3]](*arguments, *cached.constants)
-        return
-    if _noting:
-        kernel.device_caches[device]  # made here, not by several threads at once
-        seen = (*map(_kind, key[2 : 2 + len(arguments)]), *key[2 + len(arguments) :])
-        job = functools.partial(kernel.warmup, *arguments, grid=grid, **constants)
-        _noted.setdefault((id(kernel), *seen), job)
         return
     if _noted:
         _compile_noted()
@@ -184,40 +185,39 @@ class _Traced(Tensor):
         return int(self.storage_offset()) * self.element_size()
 
 
+# Whether this thread only notes what it would launch; the kernels that were noted.
+_noting: ContextVar[bool] = ContextVar("noting", default=False)
+_noted: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+
+
 def _kind(seen: Any) -> Any:
     """What makes another kernel: of integers only whether they are 1, or multiples of 16."""
     return (seen == 1, seen % 16 == 0, seen >= 2**31) if isinstance(seen, int) else seen
 
 
-_noting = False
-_noted: dict[tuple[Any, ...], Callable[[], Any]] = {}
-
-
 def _traced(argument: Any) -> Any:
-    if isinstance(argument, list):
-        return [_traced(each) for each in argument]
     if not isinstance(argument, Tensor):
         return argument
-    layout = argument.shape, argument.stride()
-    return torch.empty_strided(*layout, dtype=argument.dtype, device="meta").as_subclass(_Traced)
+    count = argument.untyped_storage().nbytes() // argument.element_size()
+    storage = torch.empty(count, dtype=argument.dtype, device="meta").as_subclass(_Traced)
+    return storage.as_strided(argument.shape, argument.stride(), argument.storage_offset())
 
 
 def _note_launches(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Note which kernels a function would launch; others are compiled when they are launched."""
-    global _noting
-    tensors = [each for each in arguments if isinstance(each, FakeTensor)]
+    tensors = [each for each in tree_leaves(arguments) if isinstance(each, FakeTensor)]
     symbolic = any(each._has_symbolic_sizes_strides for each in tensors)
-    if symbolic or not tensors or tensors[0].device.type != "cuda":
+    on_gpu = torch.cuda.is_initialized() and tensors and tensors[0].device.type == "cuda"
+    if symbolic or not on_gpu:
         return
+    before = _noting.set(True)
     try:
         with _disable_current_modes(), torch.no_grad():
-            given = [_traced(argument) for argument in arguments]
-            _noting = True
-            function(*given)
+            function(*tree_map(_traced, arguments))
     except Exception as error:
         warnings.warn(f"{function.__name__} is compiled when it runs ({error})", stacklevel=2)
     finally:
-        _noting = False
+        _noting.reset(before)
 
 
 def _compile_noted() -> None:
@@ -226,8 +226,9 @@ def _compile_noted() -> None:
     _noted.clear()
     device = torch.cuda.current_device()
     with ThreadPoolExecutor(initializer=torch.cuda.set_device, initargs=(device,)) as pool:
-        for future in [pool.submit(job) for job in jobs]:
-            future.exception()
+        for kernel, arguments, constants in jobs:
+            kernel.device_caches[device]  # made here, not by several threads at once
+            pool.submit(kernel.warmup, *arguments, grid=(1,), **constants)
 
 
 Tiles = dict[str, int]
@@ -280,7 +281,7 @@ def try_on_hopper(family: str, tensor: Tensor, launch: Callable[[], None]) -> bo
     """
     if family in _given_up or not _on_hopper(tensor):
         return False
-    if _noting:
+    if _noting.get():
         launch()
         return True
     try:
