@@ -240,7 +240,7 @@ def test_a_pickle_inside_is_not_opened(tmp_path, run):
             return (pytest.fail, ("a pickle was opened",))
 
     np.savez(tmp_path / "o.npz", positions=np.array([Trap()], dtype=object), values=[[0.0]])
-    with pytest.raises(DataError, match=r"o\.npz: is no readable \.npz file"):
+    with pytest.raises(DataError, match=r"o\.npz: cannot be read as an \.npz file with"):
         predict(run, tmp_path / "o.npz", "3x3", tmp_path / "p.npz")
     (tmp_path / "o.npz").write_bytes(b"PK not a zip file")
     with pytest.raises(DataError, match=r"o\.npz"):
