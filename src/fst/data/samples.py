@@ -227,7 +227,7 @@ class Samples(Rows):
     domain: Domain
     value_channels: int
     output_channels: int
-    condition_channels: int
+    condition: Float[Tensor, "n c"] | None = None
 
     @property
     def grid_shape(self) -> tuple[int, ...] | None:
@@ -246,9 +246,14 @@ class Samples(Rows):
         augmentation: Int[Tensor, "b a"] | None = None,
     ) -> Batch: ...
 
-    @abstractmethod
     def conditions(self) -> Float[Tensor, "n c"]:
         """The condition of every sample; without channels where there is none."""
+        none = torch.empty(len(self), 0, device=self.device)
+        return none if self.condition is None else self.condition
+
+    @property
+    def condition_channels(self) -> int:
+        return self.conditions().shape[1]
 
     @abstractmethod
     def statistics(self) -> Statistics:
@@ -396,7 +401,6 @@ class GridSamples(Samples):
         self.condition = None if condition is None else condition.to(device)
         self.queries = index_coordinates(index_product(self.held), grid)
         self.domain = Domain.unit(len(grid))
-        self.condition_channels = 0 if condition is None else condition.shape[1]
 
     @classmethod
     def fully_observed(
@@ -481,9 +485,6 @@ class GridSamples(Samples):
                 )
             targets = targets.index_select(axis + 1, where)
         return type(self)(**self._parts() | {"held": wanted, "targets": targets})
-
-    def conditions(self) -> Float[Tensor, "n c"]:
-        return self.targets.new_empty(len(self), 0) if self.condition is None else self.condition
 
     def statistics(self) -> Statistics:
         return Statistics(*scalar_moments(self.observed_values), *scalar_moments(self.targets))

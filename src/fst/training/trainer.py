@@ -33,7 +33,7 @@ from fst.training.checkpoint import Checkpoint
 from fst.training.errors import CheckpointError, CompilationError, NonFiniteError, TrainingError
 from fst.training.optimizer import Average, build_optimizer, set_rates
 from fst.training.schedules import History
-from fst.training.settings import Objective, TrainingSettings
+from fst.training.settings import Objective, Prediction, TrainingSettings
 
 # Compiled code is compiled in the first step, and captured and replayed in the next two.
 COMPILING_STEPS = 3
@@ -92,7 +92,7 @@ class Trainer:
         # bfloat16 needs no loss scaling, so the optimiser works as it is; wrapped by Accelerate,
         # it would search the disk for optional packages at every step.
         self.optimizer = build_optimizer(model, settings)
-        self.module = accelerator.prepare(self.objective.module(model))
+        self.module = accelerator.prepare(Prediction(self.objective, model))
         # After the line above, which gives every process the weights of the first.
         self.average = None if settings.average is None else Average(model, settings.average)
         self.points = model.point_stream(settings.seed + 1, settings.seed + 2)
