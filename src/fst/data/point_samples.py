@@ -170,14 +170,7 @@ class PointSamples(Samples):
         width = count + self._spare
         return random_subsets(solutions, width, max(width, self.queried.longest), generator)
 
-    def batch(
-        self,
-        rows: Int[Tensor, " b"],
-        chosen: Int[Tensor, "b k"] | None = None,
-        augmentation: Int[Tensor, "b a"] | None = None,
-    ) -> Batch:
-        if augmentation is not None:
-            raise ValueError("augmentation was given, but these samples are used as stored")
+    def gather(self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None) -> Batch:
         if chosen is not None and self._spare:
             absent = chosen >= self.queried.sizes[rows, None]
             # Stable: targets that exist come first and keep their random order.
