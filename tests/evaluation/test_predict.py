@@ -8,9 +8,8 @@ import torch
 from evaluation_fakes import ConstantModel, parts_left, some_model
 from fst.commands import predict as command
 from fst.commands.predict import predict
-from fst.data.errors import DataError
-from fst.data.point_files import PointSample
-from fst.data.point_writer import write_points
+from fst.data.files import DataError
+from fst.data.point_files import PointSample, write_points
 from fst.pretrained import PretrainedError
 from fst.types import Domain, Observations
 

@@ -34,7 +34,7 @@ from fst.commands.prediction_files import (
     write_answer,
     write_prediction,
 )
-from fst.data.errors import DataError
+from fst.data.files import DataError
 from fst.data.image_decoding import View, decoded
 from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images, is_tar
 from fst.evaluation.protocol import measuring

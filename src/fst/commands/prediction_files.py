@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fst.data.conversion import optional_package
-from fst.data.errors import DataError, reading, writing
+from fst.data.files import DataError, reading, writing
 from fst.data.point_files import Label, check_resolution, read_points
 from fst.data.point_samples import Ragged
 from fst.io import write_atomically

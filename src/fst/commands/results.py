@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fst import pretrained
-from fst.data.errors import DataError, reading, writing
+from fst.data.files import DataError, reading, writing
 from fst.evaluation.comparison import Comparison, Result
 from fst.evaluation.figures import error_over_seconds
 from fst.evaluation.report import report as write_report

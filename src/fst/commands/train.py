@@ -13,8 +13,7 @@ from rich.console import Console
 from fst.base import Model, build_model, parameter_count
 from fst.commands.device import choose_device
 from fst.data.samples import Rows
-from fst.data.source import DataSource
-from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.data.source import DataSource, TrainingSplit, ValidationSplit
 from fst.io import differences, flat, read_json, read_object, write_json
 from fst.pretrained import check_shapes, find, read
 from fst.recipes.recipe import Recipe, recipe_from_json

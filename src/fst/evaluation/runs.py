@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fst.data.errors import DataError, reading, writing
+from fst.data.files import DataError, reading, writing
 from fst.evaluation.fields import SavedFields, read_fields, save_fields
 from fst.evaluation.protocol import EvaluationError, Scores
 from fst.evaluation.rows import Curves, Origin, Row, TrainingCost, read_rows, write_rows
