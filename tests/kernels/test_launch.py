@@ -4,13 +4,16 @@ Which kernels run where: those for Hopper and what replaces them, and the GPU th
 """
 
 import gc
+import threading
 import weakref
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 pytest.importorskip("triton")
 from triton import OutOfResources
@@ -334,3 +337,110 @@ def test_smaller_tiles_where_the_best_do_not_fit():
     assert tried == [64, 32, 16]
     with pytest.raises(OutOfResources):
         launch.first_that_fits(sizes[:2], run)
+
+
+class Noted(Kernel):
+    """What Triton's own has for those who compile without a launch."""
+
+    def __init__(self):
+        super().__init__()
+        self.device_caches, self.compiled = {0: None}, []
+
+    def warmup(self, *arguments, grid, **constants):
+        self.compiled.append((*arguments, constants["SIZE"]))
+        if constants["SIZE"] == 3:
+            raise RuntimeError("does not compile")
+
+
+def run(kernel, x, size=1):
+    launch.launch_kernel(kernel, (1,), x, len(x), 0.5, SIZE=size, WAY=2, num_warps=4)
+
+
+@pytest.fixture
+def traced(ways, monkeypatch):
+    """A kernel, and an operator that launches it, as a program is traced that runs on a GPU."""
+    for name, answer in {"current_device": 0, "is_initialized": True, "set_device": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(launch, "_noted", {})
+    kernel = Noted()
+
+    @operator("fst_tests::noted")
+    def noted(x: torch.Tensor, size: int) -> torch.Tensor:
+        out = x.new_empty(len(x) - 1)
+        assert x.is_cuda
+        assert out.is_cuda
+        run(kernel, x, size)
+        return out
+
+    @noted.register_fake
+    def _(x: torch.Tensor, size: int) -> torch.Tensor:
+        return x.new_empty(len(x) - 1)
+
+    return kernel, noted
+
+
+def test_kernels_of_a_traced_program_are_compiled_before_the_first_launch(traced, ways):
+    """Once for all arguments that Triton compiles the same kernel for; failures are met later."""
+    kernel, noted = traced
+    with FakeTensorMode():
+        for count, size in ((8, 1), (9, 1), (32, 1), (16, 1), (8, 2), (8, 3)):
+            found = noted(torch.empty(count, device="cuda"), size)
+            assert (found.device.type, len(found)) == ("cuda", count - 1)
+        shifted = torch.empty(9, device="cuda").as_strided((8,), (1,), 1)
+        noted(shifted, 1)  # does not begin at a multiple of 16 bytes
+        noted(torch.empty(8), 4)  # on a CPU nothing is noted
+    assert not kernel.compiled
+    assert not kernel.launches
+    run(kernel, torch.zeros(8))
+    assert ways(kernel) == ["slow"]
+    seen = sorted((size, n % 16 == 0, x.data_ptr() % 16) for x, n, _, size in kernel.compiled)
+    assert seen == [(1, False, 0), (1, False, 4), (1, True, 0), (2, False, 0), (3, False, 0)]
+    assert not launch._noted
+
+
+def test_a_traced_program_launches_nothing(traced, ways):
+    """Not even what is compiled; other threads launch meanwhile."""
+    kernel, noted = traced
+    run(kernel, torch.zeros(8))
+    with FakeTensorMode():
+        noted(torch.empty(8, device="cuda"), 1)
+    assert ways(kernel) == ["slow"]
+    assert not launch._noted
+
+    @operator("fst_tests::noted_beside")
+    def beside(x: torch.Tensor) -> torch.Tensor:
+        other = threading.Thread(target=run, args=(kernel, torch.zeros(8)))
+        other.start()
+        other.join()
+        return x
+
+    beside.register_fake(torch.empty_like)
+    with FakeTensorMode():
+        beside(torch.empty(8, device="cuda"))
+    assert ways(kernel) == ["slow", "fast"]
+
+
+def test_nothing_is_noted_where_nothing_would_be_compiled(traced, monkeypatch, recwarn):
+    kernel, noted = traced
+    example = torch.empty(8)
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        dynamic = mode.from_tensor(example, static_shapes=False)
+        noted(torch.empty(dynamic.shape[0], device="cuda"), 1)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+        noted(torch.empty(8, device="cuda"), 1)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        del kernel.device_caches  # as in Triton's interpreter
+        noted(torch.empty(8, device="cuda"), 1)
+    assert not launch._noted
+    assert not recwarn.list
+
+
+def test_what_cannot_be_noted_is_said(traced):
+    @operator("fst_tests::reads")
+    def reads(x: torch.Tensor) -> torch.Tensor:
+        return x * x.sum().item()
+
+    reads.register_fake(torch.empty_like)
+    with FakeTensorMode(), pytest.warns(UserWarning, match="reads is compiled when it runs"):
+        reads(torch.empty(8, device="cuda"))
+    assert not launch._noting.get()

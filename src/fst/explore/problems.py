@@ -18,8 +18,8 @@ from torch import Tensor
 from fst.data import BurgersData, DarcyData, burgers, darcy
 from fst.data.cole_hopf import exact_trajectory
 from fst.data.point_samples import PointSamples
-from fst.data.samples import Batch
-from fst.data.views import (
+from fst.data.samples import (
+    Batch,
     boundary_observation_indices,
     index_coordinates,
     index_product,

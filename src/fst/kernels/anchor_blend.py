@@ -34,7 +34,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fst.kernels.blend import FOLD
-from fst.kernels.launch import Tiles, first_that_fits, operator
+from fst.kernels.launch import Tiles, first_that_fits, launch_kernel, operator
 
 # Rows at once, and rows of one program: the columns' gradients are summed over the latter. The
 # fastest of those tried on an H200.
@@ -167,7 +167,9 @@ def weights_forward(anchors: Tensor, inverse: Tensor, dtype: torch.dtype) -> tup
     batch, axes, count = anchors.shape
     out = anchors.new_empty(batch, count, count, dtype=dtype)
     reciprocals = anchors.new_empty(batch, count)
-    anchor_weights_kernel[(triton.cdiv(count, WEIGHTS_FORWARD["CHUNK"]), batch)](
+    launch_kernel(
+        anchor_weights_kernel,
+        (triton.cdiv(count, WEIGHTS_FORWARD["CHUNK"]), batch),
         anchors,
         inverse,
         out,
@@ -196,7 +198,7 @@ def weights_backward(
     chunks = triton.cdiv(count, WEIGHTS_BACKWARD["CHUNK"])
     parts = (batch, chunks, axes, count)
     found = torch.empty_like(anchors), anchors.new_empty(parts), anchors.new_empty(parts)
-    anchor_weights_backward_kernel[(chunks, batch)](
+    launch_kernel(anchor_weights_backward_kernel, (chunks, batch),
         grad, anchors, inverse, reciprocals, *found, count, FOLD**-2,
         AXES=axes, WIDE=_padded_anchors(count), **WEIGHTS_BACKWARD,
     )  # fmt: skip
@@ -445,13 +447,13 @@ def blend_backward(
     parts = (batch, side, axes, count)
     found = anchors.new_empty(parts), anchors.new_empty(parts), anchors.new_empty(parts)
     shifts = torch.empty_like(reciprocals)
-    shifts_kernel[(triton.cdiv(batch * count, SHIFTS["ROWS"]),)](
+    launch_kernel(shifts_kernel, (triton.cdiv(batch * count, SHIFTS["ROWS"]),),
         tuple(grads), tuple(blends), reciprocals, shifts, batch * count,
         D=channels, WIDE=triton.next_power_of_2(channels), **SHIFTS,
     )  # fmt: skip
 
     def launch(tiles: Tiles) -> None:
-        steps_kernel[(side * side, batch)](
+        launch_kernel(steps_kernel, (side * side, batch),
             tuple(grads), tuple(features), anchors, inverse, reciprocals, shifts, *found,
             count, FOLD**-2, D=channels, AXES=axes, EVEN=count % (2 * HALF) == 0,
             HALF=HALF, **tiles,

@@ -27,7 +27,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from fst.kernels.launch import operator, try_on_hopper
+from fst.kernels.launch import launch_kernel, operator, try_on_hopper
 
 
 @triton.jit
@@ -301,7 +301,7 @@ def attention_forward(
     if suited and try_on_hopper("attention forward", keys_values, on_hopper):
         return out, logarithms
     strides, unit = _strides(*parts)
-    attention_kernel[(triton.cdiv(count, FORWARD["BLOCK_M"]), batch * heads)](
+    launch_kernel(attention_kernel, (triton.cdiv(count, FORWARD["BLOCK_M"]), batch * heads),
         *parts, out, logarithms, *strides,
         heads, count, keys_values.shape[1], scale * math.log2(math.e),
         SIZE=size, REAL=real, K=_widened(size), UNIT=unit,
@@ -345,12 +345,12 @@ def attention_backward(
     strides, unit = _strides(grad, *parts)
     numbers = (*strides, heads, count, keys, scale * math.log2(math.e), scale)
     tiles = BACKWARD_KEYS
-    attention_keys_kernel[(triton.cdiv(keys, tiles["BLOCK_N"]), batch * heads)](
+    launch_kernel(attention_keys_kernel, (triton.cdiv(keys, tiles["BLOCK_N"]), batch * heads),
         *given, dk, dv, *numbers,
         SIZE=size, K=wide, PARTS=joint, UNIT=unit, EVEN_M=count % tiles["BLOCK_M"] == 0, **tiles,
     )  # fmt: skip
     tiles = BACKWARD_QUERIES
-    attention_queries_kernel[(triton.cdiv(count, tiles["BLOCK_M"]), batch * heads)](
+    launch_kernel(attention_queries_kernel, (triton.cdiv(count, tiles["BLOCK_M"]), batch * heads),
         *given, dq, *numbers,
         SIZE=size, K=wide, PARTS=apart, UNIT=unit, EVEN_M=count % tiles["BLOCK_M"] == 0, **tiles,
     )  # fmt: skip

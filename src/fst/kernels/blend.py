@@ -637,8 +637,15 @@ def blend_backward(
         PRECISION=BACKWARD_PRECISION, **tiles,
     )  # fmt: skip
     if learned_points:
-        blend_points_kernel[(triton.cdiv(queries, tiles["BLOCK_Q"]), batch)](
-            *given, grad_points, *sizes, **parts, **_channel_tiles(channels), **tiles
+        launch_kernel(
+            blend_points_kernel,
+            (triton.cdiv(queries, tiles["BLOCK_Q"]), batch),
+            *given,
+            grad_points,
+            *sizes,
+            **parts,
+            **_channel_tiles(channels),
+            **tiles,
         )
     return grad_points, grad_anchors, grad_inverse, grad_features
 
@@ -789,7 +796,7 @@ def anchor_lists(
     number = triton.cdiv(queries, tiles["BLOCK_Q"])
     chosen = anchors.new_empty(batch, number, rows, dtype=torch.int32)
     counts, remote = (anchors.new_empty(batch, number, dtype=torch.int32) for _ in range(2))
-    list_kernel[(number, batch)](
+    launch_kernel(list_kernel, (number, batch),
         points, anchors, inverse, chosen, counts, remote,
         queries, count, rows, 0 if points.shape[0] == 1 else axes * queries,
         math.log2(count / tolerance),

@@ -40,7 +40,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fst.kernels.blend import settled
-from fst.kernels.launch import Tiles, first_that_fits, operator, tiles_in, try_on_hopper
+from fst.kernels.launch import (
+    Tiles,
+    first_that_fits,
+    launch_kernel,
+    operator,
+    tiles_in,
+    try_on_hopper,
+)
 from fst.kernels.weights import (
     EXTRA,
     channel_tiles,
@@ -367,8 +374,20 @@ def mlp_forward(
 
     def launch(tiles: Tiles) -> None:
         rows = 1 if term is None else len(term)
-        feed_forward_kernel[(tiles_in(len(x), tiles["BLOCK_T"]),)](
-            x, term, w1, w2, b2, y, len(x), rows, eps, **constants(x, w1, len(first)), **tiles
+        launch_kernel(
+            feed_forward_kernel,
+            (tiles_in(len(x), tiles["BLOCK_T"]),),
+            x,
+            term,
+            w1,
+            w2,
+            b2,
+            y,
+            len(x),
+            rows,
+            eps,
+            **constants(x, w1, len(first)),
+            **tiles,
         )
 
     if not _hopper_took(for_hopper, x):
@@ -411,7 +430,7 @@ def mlp_backward(
 
     def launch(tiles: Tiles) -> Tensor:
         shares = x.new_empty(tiles_in(count, tiles["BLOCK_T"]), width, dtype=torch.float32)
-        feed_forward_backward_kernel[(len(shares),)](
+        launch_kernel(feed_forward_backward_kernel, (len(shares),),
             dy, x, term, w1, w2, dx, normed, activation, change, shares,
             count, 1 if term is None else len(term), eps,
             **constants(x, w1, hidden), EXTRA=EXTRA, **tiles,
@@ -619,7 +638,7 @@ def output_forward(
     sizes = constants(tokens, packed, len(second))
 
     def launch(tiles: Tiles) -> None:
-        output_kernel[(triton.cdiv(count, OUTPUT_TOKENS),)](*given, **sizes, **tiles)
+        launch_kernel(output_kernel, (triton.cdiv(count, OUTPUT_TOKENS),), *given, **sizes, **tiles)
 
     first_that_fits(OUTPUT_TILES, launch)
     return out
@@ -649,7 +668,7 @@ def output_backward(
     sizes = constants(tokens, packed, hidden)
 
     def launch(tiles: Tiles) -> None:
-        output_backward_kernel[(number,)](*given, EXTRA=EXTRA, **sizes, **tiles)
+        launch_kernel(output_backward_kernel, (number,), *given, EXTRA=EXTRA, **sizes, **tiles)
 
     first_that_fits(OUTPUT_TILES, launch)
     return found

@@ -7,6 +7,10 @@ compiled. A kernel is compiled for its constants and for what Triton sees in the
 their types, integers, and whether addresses are multiples of 16. Where all of these are as they
 were before, the compiled kernel is the same, and is launched at once.
 
+A program that PyTorch's compiler traces names its kernels before it runs: operators are called with
+tensors that have no memory. The kernels that they would launch are noted, and the first launch
+compiles all of them beside each other.
+
 Kernels for Hopper are tried first where they apply, and one that fails is given up with a warning.
 They are written in Gluon, a young language whose names change between versions of Triton, so the
 modules that hold them are imported only by the `launch` that is passed to `try_on_hopper`.
@@ -15,12 +19,16 @@ modules that hold them are imported only by the `launch` that is passed to `try_
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
 import torch
 import triton
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
+from torch.utils._pytree import tree_leaves, tree_map
 
 # Arguments that hide nothing which PyTorch's dispatcher would have to take care of.
 _PLAIN = {Tensor, nn.Parameter, int, float, bool, type(None), torch.dtype}
@@ -35,7 +43,7 @@ class Operator:
     """
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._name = name
+        self._name, self._function = name, function
         self._run = _on_its_gpu(function)
         self.definition: Any = torch.library.custom_op(name, self._run, mutates_args=())
         # Autograd functions do not look for tensors in lists.
@@ -52,7 +60,12 @@ class Operator:
         return self._differentiated.apply(*arguments)
 
     def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
-        registered: Callable[..., Any] = self.definition.register_fake(fake)
+        @functools.wraps(fake)
+        def traced(*arguments: Any) -> Any:
+            _note_launches(self._function, arguments)
+            return fake(*arguments)
+
+        registered: Callable[..., Any] = self.definition.register_fake(traced)
         return registered
 
     def register_autograd(
@@ -126,21 +139,31 @@ def _specialization(argument: Any) -> Any:
         return argument.dtype, argument.data_ptr() % 16
     if isinstance(argument, float):
         return float
+    if isinstance(argument, tuple):
+        return tuple(map(_specialization, argument))
     return getattr(argument, "seen", argument)  # descriptions have it from `gluon_parts`
 
 
 def launch_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """kernel[grid](*arguments, **constants).
 
-    Arguments are tensors, descriptions of their boxes, numbers or None; constants are hashable.
+    Arguments are tensors, tuples of them, descriptions of their boxes, numbers or None; constants
+    are hashable.
     True counts as 1 here: an argument must not be sometimes the one and sometimes the other.
     """
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     key = (id(kernel), device, *map(_specialization, arguments), *constants, *constants.values())
     cached = _launch_cache.get(key)
+    if _noting.get():  # whatever is cached: there is no memory to launch it on
+        if cached is None and hasattr(kernel, "device_caches"):  # not interpreted
+            seen = (*map(_kind, key[2 : 2 + len(arguments)]), *key[2 + len(arguments) :])
+            _noted.setdefault((id(kernel), *seen), (kernel, arguments, constants))
+        return
     if cached is not None:
         cached.compiled[(*grid, 1, 1)[:3]](*arguments, *cached.constants)
         return
+    if _noted:
+        _compile_noted()
     compiled = kernel[grid](*arguments, **constants)
     names = [parameter.name for parameter in getattr(kernel, "params", ())][len(arguments) :]
     if compiled is None or not all(name in constants for name in names):
@@ -151,6 +174,61 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constan
     _launch_cache[key] = _CompiledLaunch(
         compiled, rest, (kernel, *(each.layout for each in arguments if hasattr(each, "seen")))
     )
+
+
+class _Traced(Tensor):
+    """A tensor of a traced program, on a GPU but without memory."""
+
+    is_cuda = True
+
+    def data_ptr(self) -> int:
+        return int(self.storage_offset()) * self.element_size()
+
+
+# Whether this thread only notes what it would launch; the kernels that were noted.
+_noting: ContextVar[bool] = ContextVar("noting", default=False)
+_noted: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+
+
+def _kind(seen: Any) -> Any:
+    """What makes another kernel: of integers only whether they are 1, or multiples of 16."""
+    return (seen == 1, seen % 16 == 0, seen >= 2**31) if isinstance(seen, int) else seen
+
+
+def _traced(argument: Any) -> Any:
+    if not isinstance(argument, Tensor):
+        return argument
+    count = argument.untyped_storage().nbytes() // argument.element_size()
+    storage = torch.empty(count, dtype=argument.dtype, device="meta").as_subclass(_Traced)
+    return storage.as_strided(argument.shape, argument.stride(), argument.storage_offset())
+
+
+def _note_launches(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Note which kernels a function would launch; others are compiled when they are launched."""
+    tensors = [each for each in tree_leaves(arguments) if isinstance(each, FakeTensor)]
+    symbolic = any(each._has_symbolic_sizes_strides for each in tensors)
+    on_gpu = torch.cuda.is_initialized() and tensors and tensors[0].device.type == "cuda"
+    if symbolic or not on_gpu:
+        return
+    before = _noting.set(True)
+    try:
+        with _disable_current_modes(), torch.no_grad():
+            function(*tree_map(_traced, arguments))
+    except Exception as error:
+        warnings.warn(f"{function.__name__} is compiled when it runs ({error})", stacklevel=2)
+    finally:
+        _noting.reset(before)
+
+
+def _compile_noted() -> None:
+    """In threads: most of Triton's work needs no Python. A launch meets what fails here again."""
+    jobs = list(_noted.values())
+    _noted.clear()
+    device = torch.cuda.current_device()
+    with ThreadPoolExecutor(initializer=torch.cuda.set_device, initargs=(device,)) as pool:
+        for kernel, arguments, constants in jobs:
+            kernel.device_caches[device]  # made here, not by several threads at once
+            pool.submit(kernel.warmup, *arguments, grid=(1,), **constants)
 
 
 Tiles = dict[str, int]
@@ -182,8 +260,8 @@ _FAILURES_OF_THE_GPU = (
 
 @functools.cache
 def _answer(question: Callable[[torch.device], Any], device: torch.device) -> Any:
-    """What PyTorch says of a GPU; it is asked with every launch."""
-    return question(device)
+    """What PyTorch says of a GPU, the current one for `_Traced`; it is asked with every launch."""
+    return question(torch.device("cuda") if device.type == "meta" else device)
 
 
 def _on_hopper(tensor: Tensor) -> bool:
@@ -203,6 +281,9 @@ def try_on_hopper(family: str, tensor: Tensor, launch: Callable[[], None]) -> bo
     """
     if family in _given_up or not _on_hopper(tensor):
         return False
+    if _noting.get():
+        launch()
+        return True
     try:
         launch()
     except _FAILURES_OF_THE_GPU:

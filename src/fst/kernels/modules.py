@@ -163,41 +163,43 @@ def project(
 
 
 def attend(
+    output: nn.Linear,
     queries: Float[Tensor, "b h p k"] | None,
     memory: Float[Tensor, "b n t h k"],
     mask: Bool[Tensor, "b n"] | None,
-    head_size: int,
-    scale: float | None = None,
-) -> Float[Tensor, "b h p k"]:
-    """Softmax attention; memory holds keys and values, and without queries these come first in it.
-
-    Heads have `head_size` channels, and behind them others that the output's weights leave out.
-    """
-    scale = head_size**-0.5 if scale is None else scale
-    short = memory.element_size() == 2 and memory.shape[-1] <= LONGEST_HEAD
-    if mask is None and short and on_gpu(memory):
-        mixed: Tensor = attention.short_attention(memory, queries, scale, head_size)
-        return mixed
-    *first, keys, values = memory.permute(2, 0, 3, 1, 4).unbind(0)
-    keep = None if mask is None else mask[:, None, None, :]
-    with sdpa_kernel(PREFERRED, set_priority=True):
-        return F.scaled_dot_product_attention(
-            first[0] if queries is None else queries, keys, values, attn_mask=keep, scale=scale
-        )
-
-
-def output_of(
-    output: nn.Linear, mixed: Float[Tensor, "b h p k"], packed: PackedWeights
+    packed: PackedWeights,
 ) -> Float[Tensor, "b p d"]:
-    """The projection behind attention, with zeros where heads were widened."""
-    heads, size = mixed.shape[1], mixed.shape[3]
+    """Softmax attention and the projection behind it; memory holds keys and values, and without
+    queries these come first in it.
+
+    The projection's weights leave out the channels that heads were widened by. Our own kernel makes
+    the first of them one: its weight is the bias, whose gradient then comes with the weight's,
+    without a sum over all tokens of its own.
+    """
+    heads, size = memory.shape[-2:]
+    head_size = output.in_features // heads
+    scale = head_size**-0.5
+    short = memory.element_size() == 2 and size <= LONGEST_HEAD
+    ours = mask is None and short and on_gpu(memory)
+    if ours:
+        mixed: Tensor = attention.short_attention(memory, queries, scale, head_size)
+    else:
+        *first, keys, values = memory.permute(2, 0, 3, 1, 4).unbind(0)
+        asked = first[0] if queries is None else queries
+        keep = None if mask is None else mask[:, None, None, :]
+        with sdpa_kernel(PREFERRED, set_priority=True):
+            mixed = F.scaled_dot_product_attention(asked, keys, values, attn_mask=keep, scale=scale)
+    ones = ours and head_size < size and output.bias is not None
 
     def widened() -> Tensor:
         weight = output.weight.unflatten(1, (heads, -1))  # d h k
+        if ones:
+            bias = F.pad(output.bias[:, None, None], (0, 0, 0, heads - 1))  # of the first head
+            weight = torch.cat((weight, bias), dim=-1)
         return F.pad(weight, (0, size - weight.shape[-1])).flatten(1)
 
     weight = packed.of((output,), widened)
-    return F.linear(mixed.transpose(1, 2).flatten(-2), weight, output.bias)
+    return F.linear(mixed.transpose(1, 2).flatten(-2), weight, None if ones else output.bias)
 
 
 def aligned(size: int) -> int:
@@ -215,8 +217,7 @@ def attend_normed(
     """attention(LN(x)) for keys and values that `project` has made."""
     size = memory.shape[-1]
     queries = project(tokens, norm, (layer.query,), layer.heads, size, packed)
-    mixed = attend(queries[:, :, 0].transpose(1, 2), memory, mask, layer.head_size)
-    return output_of(layer.output, mixed, packed)
+    return attend(layer.output, queries.squeeze(2).transpose(1, 2), memory, mask, packed)
 
 
 class FusedAttention(Attention):
@@ -245,15 +246,14 @@ class FusedAttention(Attention):
     ) -> Float[Tensor, "b p d"]:
         if not isinstance(keys_values, Tensor):
             return super().forward(tokens, keys_values, mask)
-        queries = self._project(tokens, self.query)[:, :, 0].transpose(1, 2)
-        mixed = attend(queries, keys_values, mask, self.head_size)
-        return output_of(self.output, mixed, PackedWeights())
+        queries = self._project(tokens, self.query).squeeze(2).transpose(1, 2)
+        return attend(self.output, queries, keys_values, mask, PackedWeights())
 
     def attend_to_self(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
         if not self._applies(tokens):
             return super().attend_to_self(tokens)
         memory = self._project(tokens, self.query, self.key, self.value)
-        return output_of(self.output, attend(None, memory, None, self.head_size), PackedWeights())
+        return attend(self.output, None, memory, None, PackedWeights())
 
 
 # MLPs
@@ -526,7 +526,7 @@ class FusedEvaluateMixWrite(EvaluateMixWrite):
         mix, write, size = self.mix, self.write, aligned(self.mix.head_size)
         all_three = mix.query, mix.key, mix.value
         memory = project(e, self.norm_e, all_three, mix.heads, size, packed)
-        e = e + output_of(mix.output, attend(None, memory, None, mix.head_size), packed)
+        e = e + attend(mix.output, None, memory, None, packed)
         e = residual_feed(e, self.norm_g, self.mix_feed, packed)
 
         pair = write.key, write.value
@@ -737,10 +737,11 @@ def attend_to_patches(
 ) -> Float[Tensor, "b m d"]:
     memory, channels, packed = patches
     size = memory.shape[-1]
-    queries = project(tokens, norm, (layer.query,), layer.heads, size, packed)[:, :, 0]
+    # Not `[:, :, 0]`, whose gradient would be a copy.
+    queries = project(tokens, norm, (layer.query,), layer.heads, size, packed).squeeze(2)
     extra = F.pad(channels, (layer.head_size, size - layer.head_size - EXTRA_CHANNELS))
     queries = (queries + extra.unsqueeze(2)).transpose(1, 2)
-    return output_of(layer.output, attend(queries, memory, None, layer.head_size), packed)
+    return attend(layer.output, queries, memory, None, packed)
 
 
 def _counts(layer: DistanceAttention) -> Float[Tensor, " 2"]:

@@ -27,7 +27,7 @@ from fst.kernels.feed_forward import (
     token_tile,
     weight_tile,
 )
-from fst.kernels.launch import Tiles, first_that_fits, operator, try_on_hopper
+from fst.kernels.launch import Tiles, first_that_fits, launch_kernel, operator, try_on_hopper
 from fst.kernels.weights import (
     EXTRA,
     channel_tiles,
@@ -113,7 +113,7 @@ def normed_linear_forward(tokens: Tensor, layer: Tensor, packed: Tensor, eps: fl
 
     def launch(tiles: Tiles) -> None:
         grid = (triton.cdiv(count, tiles["BLOCK_T"]),)
-        normed_linear_kernel[grid](*given, **channel_tiles(tokens.shape[1]), **tiles)
+        launch_kernel(normed_linear_kernel, grid, *given, **channel_tiles(tokens.shape[1]), **tiles)
 
     def for_hopper() -> None:
         from fst.kernels import projection_hopper as hopper
@@ -140,8 +140,14 @@ def normed_linear_backward(
     given = grad, tokens, packed, found, normed, count, grad.shape[1], len(packed), eps
 
     def launch(tiles: Tiles) -> None:
-        normed_linear_backward_kernel[(triton.cdiv(count, tiles["BLOCK_T"]),)](
-            *given, ASM=tokens.is_cuda, EXTRA=EXTRA, **channel_tiles(width), **tiles
+        launch_kernel(
+            normed_linear_backward_kernel,
+            (triton.cdiv(count, tiles["BLOCK_T"]),),
+            *given,
+            ASM=tokens.is_cuda,
+            EXTRA=EXTRA,
+            **channel_tiles(width),
+            **tiles,
         )
 
     def for_hopper() -> None:
