@@ -32,8 +32,8 @@ from torch import Tensor, nn
 
 import fst
 from fst.base import Model
-from fst.data.samples import BurgersSamples
-from fst.data.views import (
+from fst.data.samples import (
+    BurgersSamples,
     boundary_observation_indices,
     index_coordinates,
     index_product,

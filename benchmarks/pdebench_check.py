@@ -24,8 +24,7 @@ from torch import Tensor
 
 import fst
 from fst.data import burgers
-from fst.data.samples import BurgersSamples
-from fst.data.views import boundary_observation_indices, index_coordinates
+from fst.data.samples import BurgersSamples, boundary_observation_indices, index_coordinates
 from fst.evaluation.protocol import EvaluationSettings, batch_draws, device_name, measure, measuring
 from fst.operators import Operator
 from fst.pretrained import digest

@@ -19,8 +19,8 @@ from fst import FunctionSpaceTransformer, Observations, kernels
 from fst.base import build_model
 from fst.cuda_graph import capture
 from fst.data.burgers import sample_initial, saved_times, solve
-from fst.data.samples import BurgersSamples
-from fst.data.views import (
+from fst.data.samples import (
+    BurgersSamples,
     boundary_observation_indices,
     index_coordinates,
     index_product,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from fst import FunctionSpaceConfig
 from fst.baselines import DeepONetConfig, FNOConfig, PerceiverIOConfig, TransolverConfig
-from fst.data.views import boundary_observation_indices
+from fst.data.samples import boundary_observation_indices
 
 Config = FunctionSpaceConfig | FNOConfig | PerceiverIOConfig | TransolverConfig | DeepONetConfig
 

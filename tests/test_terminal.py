@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from evaluation_fakes import some_rows
 from fst.cli import USER_ERROR, main
-from fst.commands.predict_images import Guesses, write_guesses
+from fst.commands.predict import Guesses, write_guesses
 from fst.data.images import listed
 from fst.evaluation.page import Page, Section, markdown_page, png
 from fst.evaluation.report import describe

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import latex2mathml.converter
@@ -87,9 +88,11 @@ def made(script: Path) -> Path:
     stamp = folder / "stamp"
     if not stamp.is_file() or stamp.read_text() != digest.hexdigest():
         print(f"running {script.relative_to(ROOT)} …", flush=True)
+        start = perf_counter()
         command = [sys.executable, str(Path(tutorial.__file__)), str(script), str(folder)]
         if subprocess.run([*command, "--reduced"] if REDUCED else command).returncode:
             raise PluginError(f"{script.name} failed")
+        print(f"  {perf_counter() - start:.0f} s", flush=True)
         stamp.write_text(digest.hexdigest())
     return folder
 

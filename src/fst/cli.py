@@ -1,18 +1,21 @@
 """The command line: parsing, and turning errors into one clear line.
 
-Each command is a story in `fst.commands`. Options are derived from types by tyro; `fst train`
-takes an option for every field of its recipe. A command imports its implementation, and PyTorch
-with it, when it runs: help and a mistyped name are answered at once.
+A function here says what can be asked of a command; tyro derives the options from it. What the
+command does is a function of the same arguments in `fst.commands`, which is imported, and PyTorch
+with it, when the command runs: help and a mistyped name are answered at once. `fst train` takes an
+option for every field of its recipe.
 """
 
 import difflib
+import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
 from fst.commands import data as data_commands
@@ -20,51 +23,65 @@ from fst.terminal import Terminal, one_line, printable
 from fst.version import __version__
 
 USER_ERROR, INTERRUPTED = 2, 130
-COMMANDS = (
-    "recipes",
-    "train",
-    "evaluate",
-    "report",
-    "records",
-    "results",
-    "ship",
-    "predict",
-    "explore",
-    "demo",
-    "compare",
-    "search",
-    "data",
-)
+COMMANDS: list[str] = []
+Function = Callable[..., None]
+Device = Annotated[str | None, arg(help="cpu or cuda; a GPU where there is one.")]
+Moved = Annotated[
+    Path | None, arg(help="The data, where they are no longer where the run was trained.")
+]
+Data = Annotated[
+    Path | None,
+    arg(
+        help="Data folder, or your own file; ./data/... when not given, and made there if missing."
+    ),
+]
 
 app = SubcommandApp()
 data_app = SubcommandApp()
 console = Terminal()
 
 
-@app.command(name="recipes")
-def list_recipes(name: Positional[str | None] = None, /, *, json: bool = False) -> None:
+def command(work: str) -> Callable[[Function], Function]:
+    """A command whose work is done by `module.function` of `fst.commands`."""
+    module, _, name = work.partition(".")
+
+    def register(described: Function) -> Function:
+        @functools.wraps(described)
+        def call(*words: Any, **options: Any) -> None:
+            getattr(import_module(f"fst.commands.{module}"), name)(
+                *words, **options, console=console
+            )
+
+        return listed(call)
+
+    return register
+
+
+def listed(function: Function) -> Function:
+    """Make a function a command of its name."""
+    COMMANDS.append(function.__name__)
+    app.command(function)
+    return function
+
+
+@command("recipes.recipes")
+def recipes(name: Positional[str | None] = None, /, *, json: bool = False) -> None:
     """List the recipes, or show one with every field.
 
     Args:
         name: Show this recipe alone.
         json: Print JSON, for programs.
     """
-    from fst.commands import recipes as recipe_commands
-
-    if name is None:
-        recipe_commands.list_recipes(as_json=json, console=console)
-    else:
-        recipe_commands.show_recipe(name, as_json=json, console=console)
 
 
-@app.command
+@listed
 def train(
     recipe: Positional[str | None] = None,
     /,
     *,
     out: Path | None = None,
-    data: Path | None = None,
-    device: str | None = None,
+    data: Data = None,
+    device: Device = None,
     resume: Path | None = None,
     checkpoint: str | None = None,
     rate_factor: float | None = None,
@@ -78,8 +95,6 @@ def train(
     Args:
         recipe: Name of the recipe; fst recipes lists them.
         out: Folder for a new run; it must be empty or absent.
-        data: Data folder, or your own file; ./data/... when not given, and made there if missing.
-        device: cpu or cuda; a GPU where there is one.
         resume: Continue the run in this folder.
         checkpoint: With --resume: continue from this checkpoint instead of the newest.
         rate_factor: With --resume: multiply the learning rates by this from here on, for a run
@@ -88,9 +103,9 @@ def train(
     del recipe, out  # a recipe's options are parsed by train_recipe, before this is reached
     if resume is None:
         raise ValueError("name a recipe (fst train RECIPE --out DIR) or --resume DIR")
-    from fst.commands import train as train_command
+    from fst.commands.train import resume as go_on
 
-    train_command.resume(
+    go_on(
         resume,
         checkpoint=checkpoint,
         rate_factor=rate_factor,
@@ -100,13 +115,13 @@ def train(
     )
 
 
-@app.command
+@command("evaluate.evaluate")
 def evaluate(
     run: Positional[Path],
     /,
     *,
-    data: Path | None = None,
-    device: str | None = None,
+    data: Moved = None,
+    device: Device = None,
     again: bool = False,
     unfinished: bool = False,
 ) -> None:
@@ -114,24 +129,12 @@ def evaluate(
 
     Args:
         run: The run's folder; for weights that ship with fst their name shows the stored rows.
-        data: The data, where they are no longer where the run was trained.
-        device: cpu or cuda; a GPU where there is one.
         again: Score anew and replace the stored rows.
         unfinished: Score a run that was stopped before its end.
     """
-    from fst.commands import evaluate as evaluate_command
-
-    evaluate_command.evaluate(
-        run,
-        data=data,
-        device=device,
-        again=again,
-        unfinished=unfinished,
-        console=console,
-    )
 
 
-@app.command
+@command("results.report")
 def report(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
     """Turn the rows and fields of scored runs into one page with tables and figures.
 
@@ -139,14 +142,9 @@ def report(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
         runs: Folders of runs that fst evaluate has scored.
         out: Folder for the page; it must be absent, empty or hold a report already.
     """
-    if not runs:
-        raise ValueError("name at least one run: fst report RUN... --out DIR")
-    from fst.evaluation.report import report as write_report
-
-    console.print(f"wrote {write_report(list(runs), out)}")
 
 
-@app.command
+@command("results.records")
 def records(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
     """Add what scored runs reached, in how many seconds and on what, to a list (JSON).
 
@@ -154,17 +152,9 @@ def records(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
         runs: Folders of runs that fst evaluate has scored.
         out: The list; runs of the same name in it are replaced.
     """
-    if not runs:
-        raise ValueError("name at least one run: fst records RUN... --out FILE")
-    from fst.commands.records import write_records
-
-    for record in write_records(list(runs), out):
-        console.print(
-            f"{record['run']}: {record['error']:.5f} after {record['seconds']:g} s of updates"
-        )
 
 
-@app.command
+@command("results.results")
 def results(
     folder: Positional[Path] = Path("results"),
     /,
@@ -179,21 +169,17 @@ def results(
         out: The page (Markdown); figures go into images beside it.
         readme: A file with the two marks between which the short form is written.
     """
-    from fst.commands.results import write_results
-
-    for path in write_results(folder, out, readme):
-        console.print(f"wrote {path}")
 
 
-@app.command
+@command("ship.ship")
 def ship(
     run: Positional[Path],
     /,
     *,
     name: str,
     out: Path | None = None,
-    data: Path | None = None,
-    device: str | None = None,
+    data: Moved = None,
+    device: Device = None,
     force: bool = False,
 ) -> None:
     """Write the weights of a scored run, with a card, as weights that are known by a name.
@@ -202,16 +188,11 @@ def ship(
         run: Folder of a run that fst evaluate has scored.
         name: The name for fst.from_pretrained, such as burgers-single.
         out: Folder of all shipped weights; where this copy of fst looks for them if not given.
-        data: The data, where they are no longer where the run was trained.
-        device: cpu or cuda; a GPU where there is one.
         force: Replace weights of this name.
     """
-    from fst.commands import ship as ship_command
-
-    ship_command.ship(run, name, out=out, data=data, device=device, force=force, console=console)
 
 
-@app.command
+@command("predict.answer")
 def predict(
     run: Positional[str],
     /,
@@ -222,7 +203,7 @@ def predict(
     images: Path | None = None,
     neighbors: int | None = None,
     condition: tuple[float, ...] = (),
-    device: str | None = None,
+    device: Device = None,
     force: bool = False,
 ) -> None:
     """Ask a trained model for values at queries, or a classifier for the classes of images.
@@ -236,44 +217,19 @@ def predict(
         images: For a classifier: an image, a folder of images, or a tar file of images.
         neighbors: Decode from this many nearest anchors only.
         condition: The condition of every sample, where the observations hold none.
-        device: cpu or cuda; a GPU where there is one.
         force: Replace the file if it exists.
     """
-    if images is not None:
-        if observations is not None or queries is not None or condition or neighbors is not None:
-            raise ValueError("--images goes alone: a classifier takes no other questions")
-        from fst.commands import predict_images as predict_images_command
-
-        predict_images_command.predict_images(
-            run, images, out, device=device, force=force, console=console
-        )
-        return
-    if observations is None or queries is None:
-        raise ValueError("give --observations and --queries or, for a classifier, --images")
-    from fst.commands import predict as predict_command
-
-    predict_command.predict(
-        run,
-        observations,
-        queries,
-        out,
-        neighbors=neighbors,
-        condition=condition,
-        device=device,
-        force=force,
-        console=console,
-    )
 
 
-@app.command
+@command("explore.explore")
 def explore(
     run: Positional[str] = "burgers-single",
     /,
     *,
     port: int = 8765,
     recipe: str | None = None,
-    data: Path | None = None,
-    device: str | None = None,
+    data: Moved = None,
+    device: Device = None,
 ) -> None:
     """Serve a page on this machine where one draws inputs and sees what a model predicts.
 
@@ -281,30 +237,19 @@ def explore(
         run: A run folder, a folder of save_pretrained, or the name of weights that ship with fst.
         port: Port of the page, on 127.0.0.1 only; 0 takes a free one.
         recipe: For weights outside a run folder: a recipe with the data they were trained on.
-        data: Your own points, where they are no longer where the run was trained.
-        device: cpu or cuda; a GPU where there is one.
     """
-    from fst.commands import explore as explore_command
-
-    explore_command.explore(
-        run, port=port, recipe=recipe, data=data, device=device, console=console
-    )
 
 
-@app.command
-def demo(*, out: Path = Path("runs/demo"), device: str | None = None) -> None:
+@command("demo.demo")
+def demo(*, out: Path = Path("runs/demo"), device: Device = None) -> None:
     """Generate a small Burgers set, train a small FST, evaluate it and draw a page.
 
     Args:
         out: Folder for the run and the page; it must be empty or absent.
-        device: cpu or cuda; a GPU where there is one.
     """
-    from fst.commands import demo as demo_command
-
-    demo_command.demo(out, device=device, console=console)
 
 
-@app.command
+@command("compare.compare")
 def compare(
     task: Positional[str],
     /,
@@ -313,8 +258,8 @@ def compare(
     out: Path,
     models: tuple[str, ...] = (),
     seeds: int = 1,
-    data: Path | None = None,
-    device: str | None = None,
+    data: Data = None,
+    device: Device = None,
     compile: bool = True,
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] | None = None,
 ) -> None:
@@ -326,27 +271,12 @@ def compare(
         out: Folder for the comparison; called again with it, nothing complete is repeated.
         models: Models of the task, such as fst fno; all of them when not given.
         seeds: Train every model with this many seeds.
-        data: Data folder; ./data/... when not given, and made there if missing.
-        device: cpu or cuda; a GPU where there is one.
         compile: Compile every model that can be compiled, on a GPU.
         compile_mode: Compile with this mode of torch.compile, on a CPU as well.
     """
-    from fst.commands import compare as compare_command
-
-    compare_command.compare(
-        task,
-        out,
-        budget=budget,
-        models=models,
-        seeds=seeds,
-        data=data,
-        device=device,
-        compilation=compile_mode if compile else "no",
-        console=console,
-    )
 
 
-@app.command
+@command("search.search")
 def search(
     recipe: Positional[str],
     /,
@@ -355,8 +285,8 @@ def search(
     rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 5e-3),
     steps: int = 4_000,
     confirm: int = 8_000,
-    data: Path | None = None,
-    device: str | None = None,
+    data: Data = None,
+    device: Device = None,
 ) -> None:
     """Search the learning rate of a recipe as the paper does for Darcy; also goes on with one.
 
@@ -366,26 +296,12 @@ def search(
         rates: Learning rates to try.
         steps: Steps of each trial.
         confirm: Steps that the best trial is carried on for; 0 leaves them out.
-        data: Data folder, or your own file; ./data/... when not given, and made there if missing.
-        device: cpu or cuda; a GPU where there is one.
     """
-    from fst.commands import search as search_command
-    from fst.recipes import find
-
-    search_command.search(
-        find(recipe),
-        out,
-        rates=rates,
-        steps=steps,
-        confirm=confirm,
-        data=data,
-        device=device,
-        console=console,
-    )
 
 
 for _command in (data_commands.burgers, data_commands.darcy, data_commands.check):
     data_app.command(_command)
+COMMANDS.append("data")
 app.command(data_app, name="data", help="Make or check data files.")
 
 
@@ -428,25 +344,22 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def exit_code(error: Exception) -> int | None:
     """Print the one line of an error that is the user's to read; None for any other error."""
+    reason = f"error: {one_line(error)}"
     if is_out_of_memory(error):
-        reason = f"not enough memory for this ({one_line(error)[:200]})"
-        print(f"fst: error: {reason}", file=sys.stderr)
-        return USER_ERROR
-    if isinstance(error, ValueError):
-        print(f"fst: error: {one_line(error)}", file=sys.stderr)
-        return USER_ERROR
-    from fst.training.errors import Interrupted, TrainingError
-    from fst.training.loop import end_processes
+        reason = f"error: not enough memory for this ({one_line(error)[:200]})"
+    elif not isinstance(error, ValueError):
+        from fst.training.errors import Interrupted, TrainingError
+        from fst.training.loop import end_processes
 
-    if isinstance(error, TrainingError):
-        print(f"fst: error: {one_line(error)}", file=sys.stderr)
-        return USER_ERROR
-    if isinstance(error, Interrupted):
-        if os.environ.get("RANK", "0") == "0":  # one voice for all processes
-            print(f"fst: {one_line(error)}", file=sys.stderr)
-        end_processes(INTERRUPTED)  # all stopped at the same step
-        return INTERRUPTED
-    return None
+        if isinstance(error, Interrupted):
+            if os.environ.get("RANK", "0") == "0":  # one voice for all processes
+                print(f"fst: {one_line(error)}", file=sys.stderr)
+            end_processes(INTERRUPTED)  # all stopped at the same step
+            return INTERRUPTED
+        if not isinstance(error, TrainingError):
+            return None
+    print(f"fst: {reason}", file=sys.stderr)
+    return USER_ERROR
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,25 +28,58 @@ def check_heads(config: object, width: str, heads: str) -> None:
 
 
 @dataclass(frozen=True)
-class FunctionSpaceConfig:
-    """Everything that shapes the model. The defaults are the paper's Burgers model.
-
-    `rows` gives the number of fixed positions on each axis but the adaptive one, in axis order;
-    their product is the number of rows, and each row carries `anchors_per_row` anchors.
-    """
+class DomainConfig:
+    """A model on a box."""
 
     low: tuple[float, ...] = (0.0, 0.0)
     """Lower end of the domain on each axis."""
     high: tuple[float, ...] = (1.0, 1.0)
     """Upper end of the domain on each axis."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _ = self.domain  # low and high are checked here, not when the model is built
+
+    @property
+    def domain(self) -> Domain:
+        return Domain(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class ChannelConfig(DomainConfig):
+    """A model of values with several channels."""
+
     value_channels: int = 1
     """Channels of the observed values."""
     output_channels: int = 1
     """Channels of the predicted field."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(self, value_channels=1, output_channels=1)
+
+
+@dataclass(frozen=True)
+class OperatorConfig(ChannelConfig):
+    """A model that can be given a condition."""
+
     condition_channels: int = 0
     """Numbers of the condition of a sample; 0: there is none."""
     log_condition: bool = False
     """Take the logarithm of the condition first: for positive inputs that span decades."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(self, condition_channels=0)
+
+
+@dataclass(frozen=True)
+class FunctionSpaceConfig(OperatorConfig):
+    """Everything that shapes the model. The defaults are the paper's Burgers model.
+
+    `rows` gives the number of fixed positions on each axis but the adaptive one, in axis order;
+    their product is the number of rows, and each row carries `anchors_per_row` anchors.
+    """
 
     width: int = 176
     """Features of a token and of an anchor."""
@@ -96,13 +129,10 @@ class FunctionSpaceConfig:
     """Read the observations in every refinement step, or in the first alone."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        axes = Domain(self.low, self.high).axes
+        super().__post_init__()
+        axes = self.domain.axes
         check_sizes(
             self,
-            value_channels=1,
-            output_channels=1,
-            condition_channels=0,
             width=1,
             heads=1,
             fourier_bands=1,
@@ -142,10 +172,6 @@ class FunctionSpaceConfig:
             )
         check_heads(self, "width", "heads")
         check_heads(self, "predictor_width", "predictor_heads")
-
-    @property
-    def domain(self) -> Domain:
-        return Domain(self.low, self.high)
 
     @property
     def row_count(self) -> int:

@@ -97,6 +97,14 @@ def read_json(path: Path) -> Any:
         raise FileError(f"{path} cannot be read: {error}") from None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one where there is no file."""
+    values = read_json(path)
+    if values is not None and not isinstance(values, dict):
+        raise FileError(f"{path} cannot be read: expected a JSON object")
+    return values or {}
+
+
 def flat(values: object, name: str = "") -> dict[str, Any]:
     """Nested JSON objects as one, with dotted names."""
     if not isinstance(values, dict):

@@ -8,7 +8,7 @@ import torch
 from fst import Observations
 from fst.base import build_model as build
 from fst.baselines import FNOConfig, PerceiverIOConfig, TransolverConfig, transolver
-from fst.data.views import boundary_observation_indices, index_coordinates, subset_indices
+from fst.data.samples import boundary_observation_indices, index_coordinates, subset_indices
 from fst.operators import CHUNK_NUMBERS
 from small_baselines import (
     GRID,

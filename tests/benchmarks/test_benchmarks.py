@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from explore_examples import BURGERS, save_run
+
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 # Not FNO, which takes seconds to import.
 CHOSEN = ["fst", "transolver", "fast", "plain", "full", "weight", "MLPs", "field", "×"]
@@ -339,3 +341,12 @@ def test_changed_results_beside_others_are_counted(wrong: float) -> None:
     assert found["passes"] > 4
     assert found["other_predictions"] == 1
     assert found["farthest_gradient"] == (2.0 if wrong == 5.0 else math.inf)
+
+
+def test_the_page_s_answers_are_timed(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", "burgers-single/fst", BURGERS, condition=1)
+    out = tmp_path / "rows.json"
+    module("explore").main(["--weights", str(run), "--inputs", "1", "--out", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["grid"] for row in rows] == [[41, 96], [51, 128]]
+    assert all(row["clock"] >= sum(row["seconds"].values()) for row in rows)

@@ -322,7 +322,7 @@ def test_what_does_not_compile_is_trained_without(tmp_path, data, monkeypatch):
         return measure(model, training, validation, replace(settings, compile=False), 0.01)
 
     monkeypatch.setattr(budget_module, "calibrate", only_eager)
-    found = run(tmp_path / "c", data, models=("deeponet",), compilation="default").results[0]
+    found = run(tmp_path / "c", data, models=("deeponet",), compile_mode="default").results[0]
     assert tried == [True, False]
     assert found.compiled is False
     assert "RuntimeError: complex numbers)" in found.note
@@ -332,7 +332,7 @@ def test_what_does_not_compile_is_trained_without(tmp_path, data, monkeypatch):
 
 OTHERS = {
     "budget": ({"budget": "30steps"}, "budget was 20steps, is 30steps"),
-    "compilation": ({"compilation": "default"}, "compile was as the recipes say, is default"),
+    "compilation": ({"compile_mode": "default"}, "compile was as the recipes say, is default"),
     "recipe": (
         {"make": lambda name: replace(small(name), standardization=(0.0, 1.0))},
         "standardization was not set, is [0.0, 1.0]",

@@ -11,8 +11,8 @@ import torch
 from fst.base import build_model as build
 from fst.baselines import ViTConfig
 from fst.cli import USER_ERROR, main
-from fst.commands.predict_images import predict_images
-from fst.data.errors import DataError
+from fst.commands.predict import predict_images
+from fst.data.files import DataError
 from fst.data.image_decoding import View, decoding
 from image_fakes import encoded, image_files, picture, write_folder, write_tar
 from small import small_config, small_model

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from fst import cli
-from fst.commands.records import read_records, write_records
-from fst.data.errors import DataError
+from fst.commands.results import read_records, write_records
+from fst.data.files import DataError
 from fst.evaluation.rows import Row, write_rows
 
 ROW = Row(

@@ -7,7 +7,7 @@ import pytest
 
 from fst.cli import USER_ERROR, main
 from fst.commands.results import BEGIN, END, ablation_table, claim_table, verdict, write_results
-from fst.data.errors import DataError
+from fst.data.files import DataError
 from fst.evaluation.comparison import Comparison, Result, Score
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from data_examples import DARCY, POINTS, TIMES
 from fst.data import DataError, burgers, darcy
 from fst.data.burgers_data import PeriodicSamples
 from fst.data.darcy_data import SquareSamples
-from fst.data.samples import BurgersSamples
-from fst.data.views import (
+from fst.data.samples import (
+    BurgersSamples,
     boundary_observation_indices,
     index_coordinates,
     subset_indices,
@@ -121,7 +121,7 @@ def test_all_eight_moves_of_darcy_solve_the_moved_problem(tmp_path):
     training, _ = data.load(tmp_path, augment=True)
     samples = training.samples
     assert isinstance(samples, SquareSamples)
-    rows = data._partition(data._open_train(tmp_path)).training
+    rows = data.for_training(tmp_path)[0][1].training
     fine = darcy.sample_coefficient(1, data.fine + 1, data.seed, start=int(rows[2]))[0].numpy()
     for number, move in enumerate(square_moves(fine)):
         coefficient = torch.from_numpy(move.copy())[None]

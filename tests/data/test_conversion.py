@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fst.data import DataError, from_grid, from_meshes, from_table, from_xarray, read_points
-from fst.data.point_files import Label
-from fst.data.point_writer import write_points
+from fst.data.point_files import Label, write_points
 
 X, Y = np.array([0.0, 0.5, 2.0]), np.array([-1.0, 3.0])
 A = np.arange(24.0).reshape(4, 3, 2) + 1

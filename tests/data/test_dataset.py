@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 import fst
 from data_examples import DOMAIN, point_samples
 from fst.data import PointData, read_points
-from fst.data.point_data import load_points
+from fst.data.point_samples import PointSamples
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 SMALL = {
@@ -44,7 +44,7 @@ def test_collated_batches_are_those_of_the_trainer(path, stored):
     samples = point_samples()
     data = fst.PointDataset(path) if stored else fst.PointDataset(samples, DOMAIN)
     batch = next(iter(DataLoader(data, batch_size=20, collate_fn=fst.collate)))
-    resident = load_points(read_points(path), torch.arange(20).numpy())
+    resident = PointSamples.read(read_points(path), torch.arange(20).numpy())
     assert_same_real_points(batch, resident.batch(torch.arange(20)))
     longest = max(len(sample.positions) for sample in samples)
     assert batch.observations.positions.shape == (20, longest, 2)

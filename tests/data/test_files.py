@@ -34,7 +34,8 @@ from fst.data import (
 )
 from fst.data.burgers_data import open_trajectories
 from fst.data.darcy_data import open_fields
-from fst.data.views import boundary_observation_indices, subset_indices
+from fst.data.files import runs
+from fst.data.samples import boundary_observation_indices, subset_indices
 
 QUIET = Console(quiet=True)
 
@@ -120,7 +121,7 @@ class TestLaziness:
 
     def test_neighbouring_rows_are_read_together(self):
         rows = np.array([0, 1, 2, 3, 4, 7, 9, 10])
-        assert list(burgers_data._runs(rows, 3)) == [(0, 0, 3), (3, 3, 2), (5, 7, 1), (6, 9, 2)]
+        assert list(runs(rows, 3)) == [slice(0, 3), slice(3, 5), slice(5, 6), slice(6, 8)]
 
     def test_fields_are_mapped_not_loaded(self, tmp_path):
         path = tmp_path / "darcy_train_16.pt"
@@ -400,7 +401,8 @@ class TestCheck:
 
 def test_opening_reads_the_layout(tmp_path):
     file = open_trajectories(write_published(tmp_path))
-    assert (file.rows, file.grid, file.partition, file.law) == (30, (TIMES, POINTS), None, None)
+    assert (file.rows, file.grid) == (30, (TIMES, POINTS))
+    assert file.partition is file.provenance is None
 
 
 OUTSIDE = {

@@ -148,14 +148,14 @@ def test_stratified_shares_follow_the_classes():
 
 
 def test_auto_storage_streams_what_does_not_fit(folder, monkeypatch):
-    from fst.data import image_data, streaming
+    from fst.data import image_data
 
     # 12 training images of 32 × 32 take 36,864 bytes; 6 of 24 × 24 take 10,368.
-    monkeypatch.setattr(streaming, "_CPU_BYTES", 36_000)
+    monkeypatch.setattr("fst.data.samples._CPU_BYTES", 36_000)
     training, validation = (split.samples for split in SMALL.load(folder))
     assert isinstance(training, StreamedImages)
     assert isinstance(validation, ResidentImages)
-    monkeypatch.setattr(streaming, "_CPU_BYTES", 36_864)
+    monkeypatch.setattr("fst.data.samples._CPU_BYTES", 36_864)
     assert isinstance(SMALL.load(folder)[0].samples, ResidentImages)
     monkeypatch.setattr(image_data, "device_memory", lambda device: 30_000)
     forced = ImageData(image_size=(24, 24), resize=28, stored_size=32, storage="resident")

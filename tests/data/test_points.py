@@ -72,7 +72,7 @@ class TestRoundTrip:
             write_points(path, [masked], DOMAIN, force=True)
 
     def test_samples_arrive_one_at_a_time_and_are_flushed_in_parts(self, path, monkeypatch):
-        monkeypatch.setattr("fst.data.point_writer._FLUSH_POINTS", 40)
+        monkeypatch.setattr("fst.data.point_files._FLUSH_POINTS", 40)
         samples = point_samples(30)
         write_points(path, (sample for sample in samples), DOMAIN)
         for got, wanted in zip(read_points(path), samples, strict=True):
@@ -204,7 +204,7 @@ class TestWriterMistakes:
         assert list(path.parent.iterdir()) == []
 
     def test_bad_channels_are_noticed_after_a_flush(self, path, monkeypatch):
-        monkeypatch.setattr("fst.data.point_writer._FLUSH_POINTS", 0)
+        monkeypatch.setattr("fst.data.point_files._FLUSH_POINTS", 0)
         with pytest.raises(ValueError, match="must have 1 channels like the samples before, got 2"):
             write_points(path, [ONE, changed(targets=[[1.0, 2.0]])], DOMAIN)
 
@@ -224,7 +224,7 @@ class TestWriterMistakes:
 
     @pytest.mark.parametrize("error", [FileNotFoundError(2, "none", "a.csv"), RuntimeError("boom")])
     def test_errors_of_the_callers_own_code_stay_what_they_are(self, path, error, monkeypatch):
-        monkeypatch.setattr("fst.data.point_writer._FLUSH_POINTS", 0)
+        monkeypatch.setattr("fst.data.point_files._FLUSH_POINTS", 0)
 
         def samples():
             yield ONE

@@ -8,9 +8,13 @@ from rich.console import Console
 from data_examples import BURGERS, DOMAIN, POINTS, TIMES, point_samples, trajectories
 from fst.data import GridSamples, PointData, read_points, write_points
 from fst.data.burgers_data import BurgersData
-from fst.data.point_data import load_points
-from fst.data.samples import BurgersSamples
-from fst.data.views import boundary_observation_indices, index_coordinates, subset_indices
+from fst.data.point_samples import PointSamples
+from fst.data.samples import (
+    BurgersSamples,
+    boundary_observation_indices,
+    index_coordinates,
+    subset_indices,
+)
 from fst.operators import Standardization
 
 
@@ -187,7 +191,7 @@ class TestPointSamples:
 
     def test_a_batch_holds_each_samples_points_and_masks_the_rest(self, stored):
         samples, file = stored
-        loaded = load_points(file, np.arange(12))
+        loaded = PointSamples.read(file, np.arange(12))
         rows = torch.tensor([7, 2, 7, 11])
         batch = loaded.batch(rows)
         assert batch.mask is not None
@@ -206,7 +210,7 @@ class TestPointSamples:
 
     def test_padding_is_finite_and_inside_the_domain(self, stored):
         _, file = stored
-        batch = load_points(file, np.arange(12)).batch(torch.arange(12))
+        batch = PointSamples.read(file, np.arange(12)).batch(torch.arange(12))
         low, high = torch.tensor(DOMAIN.low), torch.tensor(DOMAIN.high)
         assert not batch.mask.all()
         for positions in (batch.queries, batch.observations.positions):
@@ -215,7 +219,7 @@ class TestPointSamples:
     @pytest.mark.parametrize("count", [1, 2, 5, 10])
     def test_choices_are_distinct_real_targets_as_many_as_there_are(self, stored, count):
         samples, file = stored
-        loaded = load_points(file, np.arange(12))
+        loaded = PointSamples.read(file, np.arange(12))
         rows = torch.arange(12)
         batch = loaded.batch(rows, loaded.choose(12, count, torch.Generator().manual_seed(0)))
         assert batch.targets.shape == (12, count, 1)
@@ -228,7 +232,7 @@ class TestPointSamples:
 
     def test_choices_are_uniform_in_short_and_long_samples(self, stored):
         samples, file = stored
-        loaded = load_points(file, np.arange(12))
+        loaded = PointSamples.read(file, np.arange(12))
         sizes = [len(np.asarray(sample.targets)) for sample in samples]
         row = int(np.argsort(sizes)[6])  # neither the shortest nor the longest
         size, count, draws = sizes[row], 3, 3000
@@ -247,7 +251,7 @@ class TestPointSamples:
             s for s in samples if np.shape(s.positions)[0] == np.shape(samples[0].positions)[0]
         ]
         write_points(tmp_path / "mine.h5", samples, DOMAIN)
-        loaded = load_points(read_points(tmp_path / "mine.h5"), np.arange(len(samples)))
+        loaded = PointSamples.read(read_points(tmp_path / "mine.h5"), np.arange(len(samples)))
         batch = loaded.batch(torch.arange(len(samples)))
         assert batch.mask is None
         assert batch.observations.mask is None
@@ -274,5 +278,5 @@ class TestPointSamples:
             type(s)(s.positions, np.full_like(s.values, 5), s.queries, s.targets) for s in samples
         ]
         write_points(path, constant, DOMAIN)
-        statistics = load_points(read_points(path), np.arange(4)).statistics()
+        statistics = PointSamples.read(read_points(path), np.arange(4)).statistics()
         assert statistics.value_deviation.tolist() == [1, 1]

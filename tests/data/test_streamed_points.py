@@ -9,11 +9,10 @@ import torch
 from data_examples import DOMAIN, point_samples
 from fst.commands.explore import problem_of
 from fst.data import DataError, PointData, PointSample, read_points, write_points
-from fst.data.point_data import load_points
-from fst.data.streamed_points import StreamedPoints
-from fst.data.streaming import Asked
+from fst.data.point_samples import PointSamples, StreamedPoints
+from fst.data.samples import Asked
 from fst.recipes import find
-from fst.training.batches import in_order, plan
+from fst.training.batches import Batches
 from fst.training.settings import TrainingSettings
 
 
@@ -26,7 +25,7 @@ def path(tmp_path):
 def both(path, workers=0, rows=None):
     file = read_points(path)
     rows = np.arange(len(file))[::2] if rows is None else rows
-    return load_points(file, rows), StreamedPoints(file, rows, workers=workers)
+    return PointSamples.read(file, rows), StreamedPoints(file, rows, workers=workers)
 
 
 def assert_same(ours, theirs):
@@ -53,7 +52,7 @@ def test_whole_batches_are_the_resident_ones(path):
 def test_drawn_targets_are_those_of_the_row_without_repetition(path):
     resident, streamed = both(path)
     rows = torch.arange(len(resident))
-    drawn, whole = streamed.read(Asked(rows, seed=5, queries=4)), resident.batch(rows)
+    drawn, whole = streamed[Asked(rows, seed=5, queries=4)], resident.batch(rows)
     for row in range(len(rows)):
         size = int(whole.mask[row].sum())
         real = drawn.mask[row]
@@ -62,15 +61,15 @@ def test_drawn_targets_are_those_of_the_row_without_repetition(path):
         known = torch.cat([whole.queries[row], whole.targets[row]], dim=1)[whole.mask[row]].tolist()
         assert all(pair in known for pair in pairs)
         assert len({tuple(pair) for pair in pairs}) == len(pairs)
-    other = streamed.read(Asked(rows, seed=6, queries=4))
+    other = streamed[Asked(rows, seed=6, queries=4)]
     assert not torch.equal(drawn.targets, other.targets)
-    alone = streamed.read(Asked(rows[3:4], seed=5, queries=4))
+    alone = streamed[Asked(rows[3:4], seed=5, queries=4)]
     assert torch.equal(alone.targets[0], drawn.targets[3])
 
 
 def steps(samples, first, last, process=0, processes=1):
     settings = TrainingSettings(batch_size=4, queries=3, seed=1)
-    batches = plan(samples, settings, process, processes)
+    batches = Batches(samples, settings, process, processes)
     try:
         return [batch for step in range(first, last) for batch in batches.at(step)]
     finally:
@@ -89,7 +88,7 @@ def test_resumed_and_shared_streams_hold_the_same(path):
 def test_validation_is_streamed_in_order(path):
     resident, streamed = both(path, workers=1)
     parts = [torch.tensor([0, 1]), torch.tensor([5])]
-    for ours, theirs in zip(in_order(streamed, parts), in_order(resident, parts), strict=True):
+    for ours, theirs in zip(streamed.in_order(parts), resident.in_order(parts), strict=True):
         assert_same(ours, theirs)
 
 
@@ -100,7 +99,7 @@ def test_storage_is_chosen_by_size_or_by_name(path, monkeypatch):
     assert kinds(PointData()) == {"PointSamples"}
     assert kinds(PointData(storage="streamed", workers=1)) == {"StreamedPoints"}
     found = PointData().fingerprint(path)
-    monkeypatch.setattr("fst.data.streaming._CPU_BYTES", 10)
+    monkeypatch.setattr("fst.data.samples._CPU_BYTES", 10)
     assert kinds(PointData()) == {"StreamedPoints"}
     assert kinds(PointData(storage="resident")) == {"PointSamples"}
     monkeypatch.setattr("fst.data.point_data._DIGESTED_BYTES", 10)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fst.data.views import (
+from fst.data.samples import (
     boundary_observation_indices,
     index_coordinates,
     index_product,

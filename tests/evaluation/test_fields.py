@@ -18,9 +18,9 @@ from evaluation_fakes import (
     some_test,
     waves,
 )
-from fst.data.errors import DataError
+from fst.data.files import DataError
 from fst.data.point_samples import PointSamples, Ragged
-from fst.data.splits import TestSplit
+from fst.data.source import TestSplit
 from fst.evaluation import fields as fields_module
 from fst.evaluation.fields import (
     choose_rows,

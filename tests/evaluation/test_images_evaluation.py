@@ -16,7 +16,7 @@ from fst.data import ImageData
 from fst.data.image_decoding import View
 from fst.data.image_samples import ResidentImages, StreamedImages
 from fst.data.images import find_split
-from fst.data.splits import TestSplit, ValidationSplit
+from fst.data.source import TestSplit, ValidationSplit
 from fst.evaluation import report as notes
 from fst.evaluation.classification import (
     ClassificationSettings,
@@ -32,7 +32,6 @@ from fst.evaluation.runs import RESULTS, read_origin, score_once
 from fst.evaluation.tables import cost_table, error_table, grid_table, group_table
 from fst.evaluation.trivial import TrainingFacts
 from fst.evaluation_points import PointDraws
-from fst.training.batches import in_order
 from fst.vision import ImageClassifierConfig
 from image_fakes import image_files, write_folder
 
@@ -126,7 +125,7 @@ def test_streamed_images_are_the_resident_ones(tmp_path):
     write_folder(tmp_path / "val", image_files(3))
     images, view = find_split(tmp_path, "val"), View.evaluation(SIZE, 9)
     streamed = StreamedImages(images, view, workers=0)
-    batches = list(in_order(streamed, torch.arange(len(streamed)).split(4)))
+    batches = list(streamed.in_order(torch.arange(len(streamed)).split(4)))
     assert [len(batch.labels) for batch in batches] == [4, 4, 3]
     whole = streamed.batch(torch.arange(len(streamed)))
     torch.testing.assert_close(torch.cat([batch.images for batch in batches]), whole.images)

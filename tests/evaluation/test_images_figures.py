@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import EllipseCollection, PathCollection
 from matplotlib.colors import Normalize
 
-from fst.data.errors import DataError
+from fst.data.files import DataError
 from fst.evaluation import figures
 from fst.evaluation.fields import read_fields, save_fields
 from fst.evaluation.figures import new_figure

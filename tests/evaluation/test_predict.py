@@ -8,9 +8,8 @@ import torch
 from evaluation_fakes import ConstantModel, parts_left, some_model
 from fst.commands import predict as command
 from fst.commands.predict import predict
-from fst.data.errors import DataError
-from fst.data.point_files import PointSample
-from fst.data.point_writer import write_points
+from fst.data.files import DataError
+from fst.data.point_files import PointSample, write_points
 from fst.pretrained import PretrainedError
 from fst.types import Domain, Observations
 
@@ -241,7 +240,7 @@ def test_a_pickle_inside_is_not_opened(tmp_path, run):
             return (pytest.fail, ("a pickle was opened",))
 
     np.savez(tmp_path / "o.npz", positions=np.array([Trap()], dtype=object), values=[[0.0]])
-    with pytest.raises(DataError, match=r"o\.npz: is no readable \.npz file"):
+    with pytest.raises(DataError, match=r"o\.npz: cannot be read as an \.npz file with"):
         predict(run, tmp_path / "o.npz", "3x3", tmp_path / "p.npz")
     (tmp_path / "o.npz").write_bytes(b"PK not a zip file")
     with pytest.raises(DataError, match=r"o\.npz"):

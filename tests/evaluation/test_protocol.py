@@ -18,10 +18,10 @@ from evaluation_fakes import (
     some_test,
     waves,
 )
-from fst.baselines.outputs import GridOutput
+from fst.baselines.shared import GridOutput
 from fst.data import BurgersData
 from fst.data.point_samples import PointSamples, Ragged
-from fst.data.splits import TestSplit, TrainingSplit, ValidationSplit
+from fst.data.source import TestSplit, TrainingSplit, ValidationSplit
 from fst.evaluation.protocol import (
     EvaluationError,
     EvaluationSettings,

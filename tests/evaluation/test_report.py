@@ -16,7 +16,7 @@ from evaluation_fakes import (
     some_model,
     some_test,
 )
-from fst.data.errors import DataError
+from fst.data.files import DataError
 from fst.evaluation import report as notes
 from fst.evaluation.figures import Picture
 from fst.evaluation.page import Page, Section, write_page

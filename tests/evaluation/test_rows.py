@@ -18,7 +18,7 @@ from evaluation_fakes import (
     some_rows,
     some_test,
 )
-from fst.data.errors import DataError
+from fst.data.files import DataError
 from fst.evaluation import runs
 from fst.evaluation.fields import read_fields
 from fst.evaluation.protocol import EvaluationError, sample_fields

@@ -9,7 +9,7 @@ import torch
 
 from evaluation_fakes import ORIGIN, SETTINGS, burgers_test, waves
 from fst.data.point_samples import PointSamples, Ragged
-from fst.data.splits import TestSplit
+from fst.data.source import TestSplit
 from fst.evaluation.protocol import EvaluationSettings, View, trivial_rows
 from fst.evaluation.rows import METRICS
 from fst.evaluation.trivial import (

@@ -115,6 +115,13 @@ def test_the_prediction_is_the_model_s(explorer: Explorer) -> None:
     assert np.allclose(unpacked(answer, "prediction"), expected.numpy(), atol=1e-5)
 
 
+def test_threads_give_the_same_answer(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = Explorer(explorer.model, explorer.problem, "tiny", threads=3)
+    monkeypatch.setattr("fst.explore.explorer._QUERIES_AT_ONCE", 100)
+    answers = [unpacked(each.answer(question(each)), "prediction") for each in (explorer, shared)]
+    np.testing.assert_allclose(*answers, atol=1e-6)  # products of other sizes round otherwise
+
+
 def test_an_input_is_refined_once(explorer: Explorer) -> None:
     refined = []
     explorer.model.register_forward_hook(lambda *_: refined.append(1))

@@ -45,8 +45,10 @@ def test_draw_point_and_slide(tmp_path: Path, problem: Problem, condition: int) 
         page.drag("input", [(0.3, 0.3), (0.5, 0.7), (0.8, 0.4)])
         page.wait(f"document.getElementById('error').textContent != '{first}' && {READY}")
 
+        before = page.evaluate("performance.getEntriesByType('resource').length")
         page.point("prediction", 0.5, 0.4)
         assert "predicted" in text(page, "pointer")
+        assert page.evaluate("performance.getEntriesByType('resource').length") == before
 
         plain = page.evaluate("document.getElementById('prediction').toDataURL()")
         page.evaluate("document.getElementById('anchors').click()")

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fst.data.point_samples import PointSamples, Ragged
-from fst.data.samples import BurgersSamples
-from fst.data.splits import TestSplit
-from fst.data.views import boundary_observation_indices, index_coordinates
+from fst.data.samples import BurgersSamples, boundary_observation_indices, index_coordinates
+from fst.data.source import TestSplit
 from fst.evaluation.protocol import EvaluationSettings, evaluate
 from fst.evaluation.rows import GroupError, Origin, Row, TrainingCost, mean
 from fst.evaluation_points import PointDraws

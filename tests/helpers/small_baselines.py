@@ -14,7 +14,7 @@ from fst.baselines import (
     PerceiverIOConfig,
     TransolverConfig,
 )
-from fst.data.views import boundary_observation_indices, index_coordinates, index_product
+from fst.data.samples import boundary_observation_indices, index_coordinates, index_product
 from fst.operators import Operator
 
 GRID = (9, 16)

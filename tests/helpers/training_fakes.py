@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fst.data.samples import Batch, Samples, Statistics, random_subsets
-from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.data.source import TrainingSplit, ValidationSplit
 from fst.evaluation_points import PointDraws, ResampledPoints
 from fst.operators import Operator, Output
 from fst.training import RunFolder, Summary, TrainingSettings, train

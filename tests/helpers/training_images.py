@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fst.classifiers import Classifier
 from fst.data.image_samples import ImageBatch
 from fst.data.samples import Rows
-from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.data.source import TrainingSplit, ValidationSplit
 from fst.evaluation_points import PointDraws, ResampledPoints
 from fst.training import RunFolder, Summary, TrainingSettings, train
 from fst.training.settings import CrossEntropy
@@ -110,6 +110,7 @@ class StripeSamples(Rows):
 class StreamedStripes(StripeSamples):
     """The same pictures, made one after the other in the order of a plan."""
 
+    streamed = True
     ahead = 3
 
     def iterate(self, plan: Iterator[tuple[Tensor, int | None]]) -> Iterator[ImageBatch]:

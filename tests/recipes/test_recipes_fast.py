@@ -10,7 +10,7 @@ from comparison_recipes import shrink_model
 from data_examples import BURGERS, DARCY, POINTS, TIMES
 from fst.base import build_model
 from fst.baselines.fno import FNOConfig
-from fst.baselines.outputs import GridOutput
+from fst.baselines.shared import GridOutput
 from fst.data import BurgersData
 from fst.recipes import RECIPES, describe, find
 from fst.recipes.comparison import models_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fst.data import burgers
-from fst.data.cole_hopf import exact_solution
+from fst.data.cole_hopf import exact_solution, exact_trajectory
 
 
 def relative_l2(solution: Tensor, exact: Tensor) -> Tensor:
@@ -167,6 +167,34 @@ def test_exact_solution_refuses_bad_input() -> None:
     }.items():
         with pytest.raises(ValueError, match=name):
             exact_solution(*arguments)
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.37, -2.5])
+@pytest.mark.parametrize(("viscosity", "age"), [(0.001, 2.0), (0.01, 1.0), (1.0, 0.1)])
+def test_exact_trajectory_of_a_sawtooth(viscosity: float, age: float, drift: float) -> None:
+    x = burgers.cell_centers(2048)
+    times = seconds(0, 0.02, 0.06, 0.12, 0.15, 0.3, 2)
+    expected = torch.stack([sawtooth(x, t, viscosity, age, drift) for t in times.tolist()])
+    found = exact_trajectory(expected[0], viscosity, times)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("points", [64, 65])
+@pytest.mark.parametrize("viscosity", [0.0001, 0.001, 0.1, 4.0])
+def test_exact_trajectory_is_the_exact_solution(points: int, viscosity: float) -> None:
+    """From few samples, so that there are several nodes to a cell, and fast."""
+    x = burgers.cell_centers(points)
+    initial = 0.7 + 3 * torch.sin(2 * math.pi * x) + torch.cos(4 * math.pi * x)
+    times = seconds(0, 0.02, 0.04, 0.1, 0.11)
+    expected = exact_solution(initial[None], viscosity, times, x)[0]
+    found = exact_trajectory(initial, viscosity, times)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+
+
+def test_exact_trajectory_refuses_times_that_do_not_rise_from_zero() -> None:
+    for times in (seconds(0.1, 0.2), seconds(0, 0.2, 0.2)):
+        with pytest.raises(ValueError, match="times must rise from 0"):
+            exact_trajectory(torch.zeros(8), 0.1, times)
 
 
 # The solver against exact solutions

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.data.source import TrainingSplit, ValidationSplit
 from fst.training import budget
 from fst.training.budget import (
     StepBudget,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fst import cli
-from fst.recipes import RECIPES, find
+from fst.recipes import RECIPES
 from fst.recipes.comparison import equal_terms
 from fst.training import trainer
 from fst.training.errors import CompilationError
@@ -100,10 +100,16 @@ def test_other_errors_stay_as_they_are():
     ],
 )
 def test_what_a_comparison_compiles(words, expected, monkeypatch):
-    asked = {}
-    monkeypatch.setattr("fst.commands.compare.compare", lambda *_, **given: asked.update(given))
-    cli.main(["compare", "darcy", "--budget", "1m", "--out", "nowhere", *words])
-    training = equal_terms(find("darcy/fst"), asked["compilation"]).training
+    asked = []
+
+    def noted(recipe, compilation):
+        asked.append(equal_terms(recipe, compilation).training)
+        raise ValueError("that is all")
+
+    monkeypatch.setattr("fst.commands.compare.equal_terms", noted)
+    words = ["compare", "darcy", "--budget", "1m", "--out", "nowhere", "--models", "fst", *words]
+    assert cli.main(words) == cli.USER_ERROR
+    (training,) = asked
     assert training.compile is expected
     if expected:
         assert training.compile_mode == "default"

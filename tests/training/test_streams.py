@@ -15,9 +15,9 @@ from fst.data.image_decoding import View
 from fst.data.image_samples import StreamedImages
 from fst.data.images import LabelledImages, find_images
 from fst.data.images import label as label_images
-from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.data.source import TrainingSplit, ValidationSplit
 from fst.training import RunFolder, TrainingError, train
-from fst.training.batches import StreamedBatches, in_order, plan
+from fst.training.batches import Batches
 from fst.training.schedules import WarmupCosine
 from fst.training.trainer import Trainer
 from training_images import (
@@ -36,7 +36,7 @@ def test_a_stream_is_planned_by_step() -> None:
     """Streamed batches of any process, step and part hold what the plan says, read ahead or not."""
     settings = image_settings(batch_size=7, accumulate=2)
     streamed = StreamedStripes.draw(29, seed=1)
-    walked, jumped = plan(streamed, settings, 0, 1), plan(streamed, settings, 0, 1)
+    walked, jumped = Batches(streamed, settings), Batches(streamed, settings)
     for step in range(1, 10):
         parts = list(walked.at(step))
     assert [len(part.labels) for part in parts] == [3, 4]
@@ -94,9 +94,9 @@ def test_files_streamed_from_disk_are_planned_by_step(
     streamed = StreamedImages(found, View.evaluation(SIZE, 4), Brighter(), workers=workers)
     settings = image_settings(batch_size=7)
     split = image_settings(batch_size=7, accumulate=2)
-    whole = StreamedBatches(streamed, settings)
-    shares = [StreamedBatches(streamed, split, process, 2) for process in (0, 1)]
-    unchanged = StreamedBatches(streamed, image_settings(batch_size=7, augment=False))
+    whole = Batches(streamed, settings)
+    shares = [Batches(streamed, split, process, 2) for process in (0, 1)]
+    unchanged = Batches(streamed, image_settings(batch_size=7, augment=False))
     for each in (whole, *shares, unchanged):
         request.addfinalizer(each.close)
     for step in (5, 6):  # as resumed after step 4, and then the next
@@ -109,7 +109,7 @@ def test_files_streamed_from_disk_are_planned_by_step(
     assert torch.equal(plain.labels, expected.labels)
     assert not torch.equal(plain.images, expected.images)
     rows = torch.arange(40).split(16)
-    for part, batch in zip(rows, in_order(streamed, rows), strict=True):
+    for part, batch in zip(rows, streamed.in_order(rows), strict=True):
         assert torch.equal(batch.images, streamed.batch(part).images)
 
 

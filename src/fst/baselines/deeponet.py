@@ -1,6 +1,6 @@
 """DeepONet (Lu et al., 2021), in the sizes of the paper's Appendices B and C.
 
-Enters: observed values, always at the same places and in the same order. Leaves: coefficients
+Enters: observed values, always at the same points and in the same order. Leaves: coefficients
 that answer queries anywhere. A branch network reads the values, a trunk network a coordinate:
 
     u(q) = Σ_k branch_k(v_1, ..., v_n) trunk_k(q) + bias
@@ -15,22 +15,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fst.baselines.inputs import InputLinear
-from fst.baselines.outputs import ChunkedOutput
-from fst.config import check_sizes
+from fst.baselines.shared import InputLinear, ModelOutput
+from fst.config import DomainConfig, check_sizes
 from fst.evaluation_points import PointDraws
 from fst.operators import Operator
-from fst.types import Domain, Observations, check_fields
+from fst.types import Observations
 
 
 @dataclass(frozen=True)
-class DeepONetConfig:
+class DeepONetConfig(DomainConfig):
     """Everything that shapes the model. The defaults are the paper's single-viscosity Burgers."""
 
-    low: tuple[float, ...] = (0.0, 0.0)
-    """Lower end of the domain on each axis."""
-    high: tuple[float, ...] = (1.0, 1.0)
-    """Upper end of the domain on each axis."""
     observations: int = 1424
     """How many values every sample observes: the inputs of the branch."""
     branch: tuple[int, ...] = (918, 918)
@@ -39,7 +34,7 @@ class DeepONetConfig:
     """Widths of the trunk's layers."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         check_sizes(self, observations=1)
         for name in ("branch", "trunk"):
             widths = getattr(self, name)
@@ -50,11 +45,6 @@ class DeepONetConfig:
                 "branch and trunk must end in the same width, "
                 f"got {self.branch[-1]} and {self.trunk[-1]}"
             )
-        _ = self.domain  # low and high are checked here, not when the model is built
-
-    @property
-    def domain(self) -> Domain:
-        return Domain(self.low, self.high)
 
 
 def dense_layers(widths: tuple[int, ...]) -> nn.Sequential:
@@ -69,7 +59,7 @@ def dense_layers(widths: tuple[int, ...]) -> nn.Sequential:
 
 
 class DeepONet(Operator):
-    """A branch for the function, a trunk for the place, and their dot product."""
+    """A branch for the function, a trunk for the position, and their dot product."""
 
     config_type = DeepONetConfig
 
@@ -80,13 +70,12 @@ class DeepONet(Operator):
         self.trunk = dense_layers((config.domain.axes, *config.trunk))
         self.bias = nn.Parameter(torch.zeros(()))
 
-    def represent(
-        self, observations: Observations, draws: PointDraws | None = None
-    ) -> "BasisOutput":
+    def represent(self, observations: Observations, draws: PointDraws | None = None) -> ModelOutput:
         del draws
         values = self.standardize_values(observations.values)
         coefficients = self.branch(values.squeeze(-1))  # b k
-        return BasisOutput(self.domain, self, coefficients, observations.positions)
+        numbers = 3 * max(self.config.trunk)
+        return ModelOutput(self.domain, self, coefficients, observations.positions, numbers)
 
     def decode(
         self, coefficients: Float[Tensor, "b k"], queries: Float[Tensor, "b q s"]
@@ -110,26 +99,3 @@ class DeepONet(Operator):
                 "positions must be the same for every sample: DeepONet's branch reads values in "
                 "a fixed order and never sees where they were observed"
             )
-
-
-@dataclass(frozen=True)
-class BasisOutput(ChunkedOutput):
-    """Coefficients of the trunk's basis functions."""
-
-    domain: Domain
-    model: DeepONet
-    coefficients: Float[Tensor, "b k"]
-    positions: Float[Tensor, "b n s"]
-
-    @property
-    def like(self) -> Tensor:
-        # Not the coefficients: under autocast they are bfloat16, which queries need not be.
-        return self.positions
-
-    @property
-    def numbers_per_query(self) -> int:
-        trunk: tuple[int, ...] = self.model.config.trunk
-        return 3 * max(trunk)
-
-    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q 1"]:
-        return self.model.decode(self.coefficients, queries)

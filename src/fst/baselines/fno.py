@@ -14,33 +14,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fst.baselines.outputs import GridOutput, check_observed_once, observed_cells, place_on_grid
-from fst.config import check_sizes
+from fst.baselines.shared import GridOutput, check_observed_once, observed_cells, place_on_grid
+from fst.config import OperatorConfig, check_sizes
 from fst.evaluation_points import PointDraws
 from fst.operators import ConditionChannels, Operator
-from fst.types import Domain, Observations, check_fields
+from fst.types import Observations
 
 
 @dataclass(frozen=True)
-class FNOConfig:
+class FNOConfig(OperatorConfig):
     """Everything that shapes the model. The defaults are the paper's single-viscosity Burgers."""
 
-    low: tuple[float, ...] = (0.0, 0.0)
-    """Lower end of the domain on each axis."""
-    high: tuple[float, ...] = (1.0, 1.0)
-    """Upper end of the domain on each axis."""
     grid: tuple[int, ...] = (201, 1024)
     """Points on each axis of the grid that is observed, predicted and supervised."""
     mask_channel: bool = True
     """Mark the observed points in a channel. Without it, every point must be observed."""
-    value_channels: int = 1
-    """Channels of the observed values."""
-    output_channels: int = 1
-    """Channels of the predicted field."""
-    condition_channels: int = 0
-    """Numbers of the condition of a sample; 0: there is none."""
-    log_condition: bool = False
-    """Take the logarithm of the condition first: for positive inputs that span decades."""
     width: int = 48
     """Features of a token."""
     layers: int = 4
@@ -52,7 +40,7 @@ class FNOConfig:
     frequency k back as k - 1. `mended` takes it back as k; even axes are the same in both."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         axes = self.domain.axes
         for name in ("grid", "modes"):
             numbers = getattr(self, name)
@@ -61,11 +49,7 @@ class FNOConfig:
         # The last axis holds the non-negative half of a real transform's frequencies.
         if any(mode > size for mode, size in zip(self.modes, self.grid, strict=True)):
             raise ValueError(f"modes must not exceed the grid {self.grid}, got {self.modes}")
-        check_sizes(self, value_channels=1, output_channels=1, width=1, layers=1)
-
-    @property
-    def domain(self) -> Domain:
-        return Domain(self.low, self.high)
+        check_sizes(self, width=1, layers=1)
 
 
 class FNO(Operator):

@@ -17,34 +17,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from fst.baselines.inputs import without_padding
-from fst.baselines.outputs import ChunkedOutput
-from fst.config import check_heads, check_sizes
+from fst.baselines.shared import ModelOutput, without_padding
+from fst.config import OperatorConfig, check_heads, check_sizes
 from fst.evaluation_points import PointDraws
 from fst.model import ConditionEncoder
 from fst.nn import MLP, Attention, FourierFeatures, Spacing
 from fst.operators import Operator
-from fst.types import Domain, Observations, check_fields
+from fst.types import Observations
 
 LATENT_STD = 0.02  # of the latents' truncated normal initialisation, as in Perceiver
 
 
 @dataclass(frozen=True)
-class PerceiverIOConfig:
+class PerceiverIOConfig(OperatorConfig):
     """Everything that shapes the model. The defaults are the paper's, for Burgers and Darcy."""
 
-    low: tuple[float, ...] = (0.0, 0.0)
-    """Lower end of the domain on each axis."""
-    high: tuple[float, ...] = (1.0, 1.0)
-    """Upper end of the domain on each axis."""
-    value_channels: int = 1
-    """Channels of the observed values."""
-    output_channels: int = 1
-    """Channels of the predicted field."""
-    condition_channels: int = 0
-    """Numbers of the condition of a sample; 0: there is none."""
-    log_condition: bool = False
-    """Take the logarithm of the condition first: for positive inputs that span decades."""
     width: int = 240
     """Features of a token."""
     heads: int = 8
@@ -59,23 +46,9 @@ class PerceiverIOConfig:
     """How these frequencies grow: by equal steps or by equal factors."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_sizes(
-            self,
-            value_channels=1,
-            output_channels=1,
-            width=1,
-            heads=1,
-            latents=1,
-            layers=1,
-            fourier_bands=1,
-        )
+        super().__post_init__()
+        check_sizes(self, width=1, heads=1, latents=1, layers=1, fourier_bands=1)
         check_heads(self, "width", "heads")
-        _ = self.domain  # low and high are checked here, not when the model is built
-
-    @property
-    def domain(self) -> Domain:
-        return Domain(self.low, self.high)
 
 
 class SelfBlock(nn.Module):
@@ -145,20 +118,19 @@ class PerceiverIO(Operator):
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, config.output_channels)
 
-    def represent(
-        self, observations: Observations, draws: PointDraws | None = None
-    ) -> "LatentOutput":
+    def represent(self, observations: Observations, draws: PointDraws | None = None) -> ModelOutput:
         del draws
         positions, values = without_padding(observations, self.domain)
-        place = self.embed_position(self.fourier(positions))
-        tokens = place + self.embed_value(self.standardize_values(values))  # b n d
+        located = self.embed_position(self.fourier(positions))
+        tokens = located + self.embed_value(self.standardize_values(values))  # b n d
         latents = self.latents.expand(len(observations), -1, -1)  # b l d
         if observations.condition is not None:
             latents = latents + self.condition(observations.condition).unsqueeze(1)
         latents = self.read(latents, tokens, observations.mask)
         for block in self.mix:
             latents = block(latents)
-        return LatentOutput(self.domain, self, latents, observations.positions)
+        numbers = 12 * self.config.width + self.config.heads * self.config.latents
+        return ModelOutput(self.domain, self, latents, observations.positions, numbers)
 
     def decode(
         self, latents: Float[Tensor, "b l d"], queries: Float[Tensor, "b q s"]
@@ -166,26 +138,3 @@ class PerceiverIO(Operator):
         tokens = self.embed_position(self.fourier(self.domain.to_unit(queries)))
         predicted = self.output(self.norm(self.answer(tokens, latents)))
         return self.standardize_outputs.restore(predicted)
-
-
-@dataclass(frozen=True)
-class LatentOutput(ChunkedOutput):
-    """Latents that any query can read."""
-
-    domain: Domain
-    model: PerceiverIO
-    latents: Float[Tensor, "b l d"]
-    positions: Float[Tensor, "b n s"]
-
-    @property
-    def like(self) -> Tensor:
-        # Not the latents: under autocast they are bfloat16, which queries need not be.
-        return self.positions
-
-    @property
-    def numbers_per_query(self) -> int:
-        config: PerceiverIOConfig = self.model.config
-        return 12 * config.width + config.heads * config.latents
-
-    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
-        return self.model.decode(self.latents, queries)

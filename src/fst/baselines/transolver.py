@@ -1,7 +1,13 @@
 """Transolver (Wu et al., 2024), irregular-mesh form, with the adapters of Appendices B and C.
 
-Enters: observations. Leaves: values at queries. The network (`physics_attention`) maps a set of
-points to a value at each; two operators decide what the points are:
+Enters: observations. Leaves: values at queries. The network maps a set of points to a value at
+each, and lets them talk through a few slices. Each head spreads every point x over the slices g,
+w_g(x) = softmax_g(W x / temperature), averages the points of a slice into a token,
+
+    token_g = Σ_x w_g(x) V x / (Σ_x w_g(x) + 1e-5),
+
+lets the tokens attend to each other, and hands them back to the points with the same weights. Two
+operators decide what the points are:
 
 - `Transolver` (Burgers): observations (x, v, 1) and queries (q, 0, 0) form one point set, and only
   the queries' values are kept. The queries of one group therefore see each other.
@@ -13,32 +19,30 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from fst.baselines.inputs import without_padding
-from fst.baselines.outputs import GridOutput, check_observed_once, observed_cells, place_on_grid
-from fst.baselines.physics_attention import PointNetwork
-from fst.config import check_heads, check_sizes
+from fst.baselines.shared import (
+    GridOutput,
+    InputLinear,
+    check_observed_once,
+    observed_cells,
+    place_on_grid,
+    without_padding,
+)
+from fst.config import ChannelConfig, check_heads, check_sizes
 from fst.evaluation_points import PointDraws
+from fst.nn import MLP
 from fst.operators import Operator, Output
-from fst.types import Domain, Observations, check_fields, check_queries
+from fst.types import Domain, Observations, check_queries
 
 # The paper's grouped evaluation: queries in a random order, so that each group spans the domain.
 GROUP_SEED, GROUP_SIZE = 2026091601, 2_500
 
 
 @dataclass(frozen=True)
-class TransolverConfig:
+class TransolverConfig(ChannelConfig):
     """Everything that shapes the model. The defaults are the paper's, for Burgers and Darcy."""
 
-    low: tuple[float, ...] = (0.0, 0.0)
-    """Lower end of the domain on each axis."""
-    high: tuple[float, ...] = (1.0, 1.0)
-    """Upper end of the domain on each axis."""
-    value_channels: int = 1
-    """Channels of the observed values."""
-    output_channels: int = 1
-    """Channels of the predicted field."""
     width: int = 328
     """Features of a token."""
     layers: int = 5
@@ -49,19 +53,98 @@ class TransolverConfig:
     """Slices into which points are gathered in each layer."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_sizes(self, value_channels=1, output_channels=1, width=1, heads=1, layers=1, slices=1)
+        super().__post_init__()
+        check_sizes(self, width=1, heads=1, layers=1, slices=1)
         check_heads(self, "width", "heads")
-        _ = self.domain  # low and high are checked here, not when the model is built
-
-    @property
-    def domain(self) -> Domain:
-        return Domain(self.low, self.high)
 
 
-def build_network(config: TransolverConfig, inputs: int) -> PointNetwork:
-    outputs, width = config.output_channels, config.width
-    return PointNetwork(inputs, outputs, width, config.layers, config.heads, config.slices)
+class PhysicsAttention(nn.Module):
+    """Attention among the slices of a point set; `mask` is True where a point is real."""
+
+    def __init__(self, width: int, heads: int, slices: int) -> None:
+        super().__init__()
+        self.heads, head = heads, width // heads
+        self.temperature = nn.Parameter(torch.full((heads, 1, 1), 0.5))
+        self.assign = nn.Linear(width, width)
+        self.assign_slice = nn.Linear(head, slices)
+        self.value = nn.Linear(width, width)
+        self.slice_query = nn.Linear(head, head, bias=False)
+        self.slice_key = nn.Linear(head, head, bias=False)
+        self.slice_value = nn.Linear(head, head, bias=False)
+        self.output = nn.Linear(width, width)
+
+    def _split(self, points: Float[Tensor, "b p w"]) -> Float[Tensor, "b h p k"]:
+        per_head: Tensor = points.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return per_head
+
+    def forward(
+        self, points: Float[Tensor, "b p d"], mask: Bool[Tensor, "b p"] | None
+    ) -> Float[Tensor, "b p d"]:
+        states = self._split(self.assign(points))
+        weights = (self.assign_slice(states) / self.temperature).softmax(dim=-1)  # b h p g
+        shares = weights if mask is None else weights * mask[:, None, :, None]
+        values = self._split(self.value(points))
+        total = shares.sum(dim=2).unsqueeze(-1)  # b h g 1
+        tokens = torch.einsum("bhpg,bhpk->bhgk", shares, values) / (total + 1e-5)
+        mixed = nn.functional.scaled_dot_product_attention(
+            self.slice_query(tokens), self.slice_key(tokens), self.slice_value(tokens)
+        )
+        spread = torch.einsum("bhpg,bhgk->bhpk", weights, mixed)
+        attended: Tensor = self.output(spread.transpose(1, 2).flatten(-2))
+        return attended
+
+
+class Block(nn.Module):
+    """x + attention(LN x), then x + MLP(LN x), without widening."""
+
+    def __init__(self, width: int, heads: int, slices: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = PhysicsAttention(width, heads, slices)
+        self.feed_norm = nn.LayerNorm(width)
+        self.feed_forward = MLP(width, width, width)
+
+    def forward(
+        self, points: Float[Tensor, "b p d"], mask: Bool[Tensor, "b p"] | None
+    ) -> Float[Tensor, "b p d"]:
+        points = points + self.attention(self.norm(points), mask)
+        points = points + self.feed_forward(self.feed_norm(points))
+        return points
+
+
+class PointNetwork(nn.Module):
+    """Transolver proper: point features in, values out."""
+
+    def __init__(self, config: TransolverConfig, inputs: int) -> None:
+        super().__init__()
+        width = config.width
+        self.embed = nn.Sequential(
+            InputLinear(inputs, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+        self.placeholder = nn.Parameter(torch.rand(width) / width)
+        self.blocks = nn.ModuleList(
+            Block(width, config.heads, config.slices) for _ in range(config.layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, config.output_channels)
+        self.apply(_initialize)
+
+    def forward(
+        self, points: Float[Tensor, "b p i"], mask: Bool[Tensor, "b p"] | None
+    ) -> Float[Tensor, "b p c"]:
+        points = self.embed(points) + self.placeholder
+        for block in self.blocks:
+            points = block(points, mask)
+        predicted: Tensor = self.output(self.norm(points))
+        return predicted
+
+
+def _initialize(module: nn.Module) -> None:
+    # The authors' code first makes the slice assignment orthogonal, then overwrites it like this.
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 class Transolver(Operator):
@@ -72,7 +155,7 @@ class Transolver(Operator):
     def __init__(self, config: TransolverConfig) -> None:
         super().__init__(config.domain, config.value_channels, config.output_channels, 0)
         self.config = config
-        self.network = build_network(config, config.domain.axes + config.value_channels + 1)
+        self.network = PointNetwork(config, config.domain.axes + config.value_channels + 1)
 
     def represent(
         self, observations: Observations, draws: PointDraws | None = None
@@ -139,7 +222,7 @@ class GridTransolver(Operator):
     def __init__(self, config: GridTransolverConfig) -> None:
         super().__init__(config.domain, config.value_channels, config.output_channels, 0)
         self.config = config
-        self.network = build_network(config, config.domain.axes + config.value_channels)
+        self.network = PointNetwork(config, config.domain.axes + config.value_channels)
 
     def represent(self, observations: Observations, draws: PointDraws | None = None) -> GridOutput:
         del draws

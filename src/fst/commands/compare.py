@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 
 from fst.base import build_model, parameter_count
-from fst.commands import jobs, result_store
+from fst.commands import jobs
 from fst.commands import train as train_command
 from fst.commands.device import choose_device
 from fst.commands.evaluate import evaluate
@@ -34,7 +34,14 @@ from fst.evaluation.runs import RESULTS, ROWS
 from fst.io import read_json, write_json
 from fst.pretrained import WEIGHTS, from_json
 from fst.recipes import find
-from fst.recipes.comparison import Compilation, equal_terms, job_recipe, models_of, seed_of
+from fst.recipes.comparison import (
+    Compilation,
+    CompileMode,
+    equal_terms,
+    job_recipe,
+    models_of,
+    seed_of,
+)
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
 from fst.training.budget import Plan, make_plan, parse_budget, release
@@ -94,7 +101,7 @@ class ModelJob(jobs.Job):
         training, validation = train_command.load(recipe, self.data, device, console)
         plan = self.plan()
         if plan is None:
-            budget = parse_budget(read_json(self.folder / result_store.SETTINGS)["budget"])
+            budget = parse_budget(read_json(self.folder / jobs.SETTINGS)["budget"])
             build = partial(train_command.prepare_model, recipe, training.samples)
             plan = make_plan(budget, build, recipe.training, training, validation)
             write_json(self.plan_file, asdict(plan))
@@ -136,7 +143,8 @@ def compare(
     seeds: int = 1,
     data: Path | None = None,
     device: str | None = None,
-    compilation: Compilation = None,
+    compile: bool = True,
+    compile_mode: CompileMode | None = None,
     console: Console | None = None,
     make: Callable[[str], Recipe] = find,
     launch: Callable[[ModelJob], int] = ModelJob.launch,
@@ -146,12 +154,13 @@ def compare(
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     spent = parse_budget(budget)
+    compilation: Compilation = compile_mode if compile else "no"
     settings: dict[str, Any] = {"kind": KIND, "task": task, "budget": str(spent)}
     settings["compile"] = compilation or "as the recipes say"
     names = models_of(task, tuple(models))
     recipes = {model: equal_terms(make(name), compilation) for model, name in names.items()}
-    before, chosen = result_store.read_settings(out, KIND) or {}, choose_device(device)
-    path = result_store.find_data(out, next(iter(recipes.values())), data)
+    before, chosen = jobs.read_settings(out, KIND) or {}, choose_device(device)
+    path = jobs.find_data(out, next(iter(recipes.values())), data)
     recipes, counts, left_out = _fit(recipes, path, named=bool(models))
     asked = [(model, number) for number in range(1, seeds + 1) for model in recipes]
     with held(out):
@@ -166,11 +175,11 @@ def compare(
             every = (ModelJob(out, path, device, *each) for each in runs)
             results = tuple(job.result(counts.get(job.model)) for job in every)
             found = Comparison.read(out, task, spent.words(), results, notes)
-            result_store.write_report(out / "comparison", found.markdown(), found.to_json())
+            jobs.write_report(out / "comparison", found.markdown(), found.to_json())
             return found
 
         for job in missing:
-            result_store.prepare_data(out, recipes[job.model], path, chosen, console)
+            jobs.prepare_data(out, recipes[job.model], path, chosen, console)
             jobs.run_apart(job, console, partial(launch, job))
             report()
         comparison = report()
@@ -192,7 +201,7 @@ def _fit(
     """
     fitted, counts, left_out = {}, {}, {}
     for model, asked in recipes.items():
-        train_command.check_options(asked)
+        asked.data.check_options(asked)
         recipe = asked.data.fit(asked, data)
         try:
             with torch.device("meta"):  # shapes without numbers
@@ -215,14 +224,14 @@ def _settle(
 
     Models and seeds may be added to a comparison; all of them are returned, by model.
     """
-    stored = result_store.read_settings(out, KIND) or settings
-    result_store.require_same(out, {name: stored.get(name) for name in settings}, settings)
+    stored = jobs.read_settings(out, KIND) or settings
+    jobs.require_same(out, {name: stored.get(name) for name in settings}, settings)
     folder = out / "recipes"
     described = {folder / f"{model}.json": each.to_json() for model, each in recipes.items()}
     for path, values in described.items():
-        result_store.require_same(path, read_json(path), values)
+        jobs.require_same(path, read_json(path), values)
     runs = list(dict.fromkeys([*((model, n) for model, n in stored.get("runs", [])), *asked]))
-    write_json(out / result_store.SETTINGS, settings | {"runs": runs})
+    write_json(out / jobs.SETTINGS, settings | {"runs": runs})
     for path, values in described.items():
         if not path.is_file():
             write_json(path, values)

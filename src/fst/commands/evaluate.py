@@ -8,12 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from fst.commands.device import choose_device
-from fst.commands.train import (
-    check_same_data,
-    data_of_run,
-    read_run,
-    record_data,
-)
+from fst.commands.train import check_same_data, data_of_run, record_data
 from fst.data.source import DataSource
 from fst.evaluation.protocol import EvaluationError, Scores
 from fst.evaluation.report import verdict
@@ -21,7 +16,7 @@ from fst.evaluation.rows import Row, read_rows
 from fst.evaluation.runs import RESULTS, ROWS, read_origin, score_once
 from fst.evaluation.tables import channel_table, error_table, full_grid
 from fst.evaluation.trivial import TrainingFacts, large_means
-from fst.io import parse_json
+from fst.io import read_object
 from fst.pretrained import WEIGHTS, PretrainedError, shipped
 from fst.recipes.quoting import comparable
 from fst.recipes.recipe import Recipe, recipe_from_json
@@ -74,7 +69,7 @@ def evaluate(
         images=settings.images_per_step(recipe.training.batch_size),
         data=data_name(run, recipe, data),
     )
-    described = read_run(run)
+    described = read_object(run / "run.json")
 
     def compute() -> Scores:
         chosen = choose_device(device)
@@ -104,7 +99,7 @@ def show(run: Path, console: Console) -> list[Row]:
     table = channel_table(row for row in rows if not row.trivial)
     if table is not None and len(table.lines) > 1:
         console.print(table.terminal())
-    words, facts = [verdict(rows)], described_facts(read_run(run))
+    words, facts = [verdict(rows)], described_facts(read_object(run / "run.json"))
     names = [each.name for each in last[0].channels]
     if len(facts.mean) == len(names):
         warning = large_means(names, facts.mean, facts.std)
@@ -135,7 +130,7 @@ def training_facts(described: dict[str, Any], source: DataSource, data: Path) ->
 
 def data_name(run: Path, recipe: Recipe, data: Path | None) -> str:
     """A user's own data by name and contents; empty where the recipe says what they are."""
-    described = read_run(run)
+    described = read_object(run / "run.json")
     path = data or Path(str(described.get("data", "")))
     digest = str(described.get("training_digest", described.get("fingerprint", "")))[:6]
     return f"{path.name} {digest}".strip() if recipe.data.own else ""
@@ -144,7 +139,7 @@ def data_name(run: Path, recipe: Recipe, data: Path | None) -> str:
 def check_not_scored(run: Path, data: Path) -> None:
     """Raise where rows are stored, which were not found with the data now asked for."""
     stored = run / RESULTS / ROWS
-    if stored.is_file() and str(data.resolve()) != read_run(run).get("data"):
+    if stored.is_file() and str(data.resolve()) != read_object(run / "run.json").get("data"):
         raise EvaluationError(
             f"{stored}: this run was scored before, and a test set is scored once: {data} was not "
             "read; leave out --data to see the stored rows (--again scores anew)"
@@ -154,10 +149,7 @@ def check_not_scored(run: Path, data: Path) -> None:
 def read_recipe(run: Path) -> Recipe:
     """The recipe that a run was trained with."""
     path = run / "recipe.json"
-    try:
-        description = parse_json(path.read_text())
-    except OSError:
-        raise TrainingError(f"{run} is no run folder: recipe.json cannot be read") from None
-    except ValueError:
-        raise TrainingError(f"{path} is damaged: no JSON") from None
+    description = read_object(path)
+    if not description:
+        raise TrainingError(f"{run} is no run folder: recipe.json cannot be read")
     return recipe_from_json(description, str(path))

@@ -4,6 +4,7 @@ import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from fst import pretrained
@@ -39,6 +40,7 @@ def explore(
     from fst.explore.server import ADDRESS, listen, serve
 
     explorer = make_explorer(run, recipe, data, device)
+    torch.set_num_threads(1)  # the explorer has threads of its own
     with listen(port) as listener:
         console.print("first prediction …", style="dim")
         warm_up(explorer)
@@ -61,7 +63,9 @@ def make_explorer(
     trained = find(recipe) if recipe is not None else _recipe_of(folder)
     model = load_model(run)
     problem = problem_of(trained, folder, data)
-    return Explorer(model.to(parse_device(device)), problem, folder.resolve().name)
+    chosen = parse_device(device)
+    threads = torch.get_num_threads() if chosen.type == "cpu" else 1
+    return Explorer(model.to(chosen), problem, folder.resolve().name, threads)
 
 
 def _recipe_of(folder: Path) -> Recipe:

@@ -1,11 +1,16 @@
-"""`fst predict`: a trained model answers queries about observations from files.
+"""`fst predict`: a trained model answers queries about observations, or names what images show.
 
 Observations come as an fst point file (.h5), an .npz file with `positions` and `values` (and
 `condition`, `mask`) or a .csv file of one sample; queries in the same kinds of file, or as a grid
-over the model's domain, such as 201x1024. Nothing is unpickled, and nothing is overwritten unasked.
+over the model's domain, such as 201x1024. Images come as one file, a folder or a tar; they are cut
+as in the test of the run, and those that cannot be decoded are named and left out. Nothing is
+unpickled, and nothing is overwritten unasked.
 """
 
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,22 +23,53 @@ from fst.base import Model
 from fst.classifiers import Classifier
 from fst.commands.device import parse_device
 from fst.commands.prediction_files import (
+    FORMATS,
     Prediction,
     Queries,
     check_output,
+    csv_table,
+    find_labels,
     read_observations,
     read_queries,
+    write_answer,
     write_prediction,
 )
-from fst.commands.prediction_formats import find_labels
-from fst.data.errors import DataError
+from fst.data.files import DataError
+from fst.data.image_decoding import View, decoded
+from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images, is_tar
 from fst.evaluation.protocol import measuring
 from fst.field import Field
+from fst.io import parse_json
 from fst.operators import Operator, Output
 from fst.pretrained import PretrainedError
+from fst.terminal import printable
 from fst.types import Observations, check_neighbors
 
-BATCH_SIZE = 8
+BATCH_SIZE, IMAGE_BATCH_SIZE = 8, 64
+MOST_CLASSES = 5
+
+
+def answer(
+    run: str,
+    *,
+    out: Path,
+    observations: Path | None,
+    queries: str | None,
+    images: Path | None,
+    neighbors: int | None,
+    condition: tuple[float, ...],
+    **options: Any,
+) -> None:
+    """What the options of the command ask for."""
+    if images is not None:
+        if observations is not None or queries is not None or condition or neighbors is not None:
+            raise ValueError("--images goes alone: a classifier takes no other questions")
+        predict_images(run, images, out, **options)
+    elif observations is None or queries is None:
+        raise ValueError("give --observations and --queries or, for a classifier, --images")
+    else:
+        options |= {"neighbors": neighbors, "condition": condition}
+        predict(run, observations, queries, out, **options)
 
 
 def predict(
@@ -54,7 +90,7 @@ def predict(
     `neighbors` decodes from that many nearest anchors only. `condition` serves every sample of a
     file that holds none. `device` is the GPU where there is one, unless it is given.
     """
-    check_output(out, force)
+    check_output(out, FORMATS, force)
     check_neighbors(neighbors)
     model = load_model(run)
     given = read_observations(observations, model, condition)
@@ -64,14 +100,12 @@ def predict(
             f"{queries}: holds queries for {len(asked.positions)} samples, but {observations} "
             f"holds {len(given)} samples; give one set of queries for all, or one for each"
         )
-    answer = ask(model.to(parse_device(device)), given, asked, neighbors)
+    found = ask(model.to(parse_device(device)), given, asked, neighbors)
     labels = find_labels(observations, queries, model.domain.axes, model.output_channels)
-    write_prediction(out, answer, labels)
-    if console is not None:
-        samples, count = answer.predictions.shape[:2]
-        text = f"{samples:,} samples at {count:,} queries each: {out}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-    return answer
+    write_prediction(out, found, labels)
+    samples, count = found.predictions.shape[:2]
+    _say(console, f"{samples:,} samples at {count:,} queries each: {out}")
+    return found
 
 
 def load_any(run: Path | str) -> Model:
@@ -100,9 +134,10 @@ def ask(
     parts: list[tuple[Tensor, ...]] = []
     with measuring(model):
         for rows in torch.arange(len(observations)).split(BATCH_SIZE):
-            output = model(_take(observations, rows).to(device))
-            answer = _answer(output, every[rows].to(device), neighbors)
-            parts.append(tuple(each.cpu() for each in answer))
+            some: Any = {k: v if v is None else v[rows] for k, v in vars(observations).items()}
+            output = model(replace(observations, **some).to(device))
+            found = _answer(output, every[rows].to(device), neighbors)
+            parts.append(tuple(each.cpu() for each in found))
     predictions, *anchors = (torch.cat(each).numpy() for each in zip(*parts, strict=True))
     if not np.isfinite(predictions).all():
         raise ValueError("the model's prediction is NaN or infinite")
@@ -118,11 +153,104 @@ def _answer(output: Output, queries: Tensor, neighbors: int | None) -> tuple[Ten
     return (output(queries),)
 
 
-def _take(observations: Observations, rows: Tensor) -> Observations:
-    condition, mask = observations.condition, observations.mask
-    return Observations(
-        observations.positions[rows],
-        observations.values[rows],
-        None if condition is None else condition[rows],
-        None if mask is None else mask[rows],
-    )
+@dataclass(frozen=True)
+class Guesses:
+    """The classes of each image in the order of their probability; and the images left out."""
+
+    files: tuple[str, ...]
+    classes: tuple[tuple[str, ...], ...]
+    probabilities: tuple[tuple[float, ...], ...]
+    skipped: tuple[Skipped, ...] = ()
+
+
+def predict_images(
+    run: Path | str,
+    images: Path,
+    out: Path,
+    *,
+    device: str | None = None,
+    force: bool = False,
+    console: Console | None = None,
+) -> Guesses:
+    """Ask a trained classifier about images and write its answers to `out` (.csv).
+
+    One line an image: the file, the most probable classes (five, or all where there are fewer),
+    and their probabilities. `run` is as for `predict`.
+    """
+    check_output(out, (".csv",), force)
+    files = open_images(images)
+    model = load_any(run)
+    if not isinstance(model, Classifier):
+        raise ValueError(
+            f"{run} holds a {type(model).__name__}, which takes --observations and --queries; "
+            "--images is for classifiers"
+        )
+    view = View.evaluation(model.image_size, find_resize(run, model))
+    guesses = guess(model.to(parse_device(device)), files, view)
+    for item in guesses.skipped:
+        print(printable(f"fst: skipped {item.name}: {item.reason}"), file=sys.stderr)
+    if not guesses.files:
+        raise DataError(f"{images}: holds no image that can be decoded")
+    write_guesses(out, guesses)
+    left_out = f" ({len(guesses.skipped):,} skipped)" if guesses.skipped else ""
+    images_word = "image" if len(guesses.files) == 1 else "images"
+    _say(console, f"{len(guesses.files):,} {images_word}{left_out}: {out}")
+    return guesses
+
+
+def find_resize(run: Path | str, model: Classifier) -> int:
+    """The short side before the crop: the run's own, or the paper's 256 for every 224."""
+    for path in (Path(run) / "recipe.json", Path(run) / "best" / "recipe.json"):
+        try:
+            return int(parse_json(path.read_text())["data"]["resize"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return round(min(model.image_size) * 256 / 224)
+
+
+def open_images(path: Path) -> ImageFiles:
+    """A folder, a tar, or one image."""
+    if path.is_file() and path.suffix.lower() in SUFFIXES:
+        return FolderFiles(source=path.parent, names=(path.name,), problems=())
+    if path.is_file() and path.suffix.lower() != ".tar" and not is_tar(path):
+        raise DataError(f"{path}: is neither a tar nor an image ({', '.join(sorted(SUFFIXES))})")
+    return find_images(path)
+
+
+def guess(model: Classifier, files: ImageFiles, view: View) -> Guesses:
+    """Guesses in float32, a few images at a time."""
+    device, most = next(model.parameters()).device, min(MOST_CLASSES, len(model.class_names))
+    names: list[str] = []
+    classes: list[tuple[str, ...]] = []
+    probabilities: list[tuple[float, ...]] = []
+    skipped = list(files.problems)
+    with measuring(model):
+        for which, pixels, missing in decoded(files, np.arange(len(files)), view):
+            names += [files.names[row] for row in which]
+            skipped += missing
+            for part in pixels.split(IMAGE_BATCH_SIZE):
+                found = model(part.to(device).float() / 255).softmax(dim=-1).topk(most)
+                likely, numbers = (each.cpu().tolist() for each in found)
+                classes += [tuple(model.class_names[k] for k in row) for row in numbers]
+                probabilities += map(tuple, likely)
+    if not np.isfinite(probabilities).all():
+        raise ValueError("the model's scores are NaN or infinite")
+    return Guesses(tuple(names), tuple(classes), tuple(probabilities), tuple(skipped))
+
+
+def write_guesses(path: Path, guesses: Guesses) -> None:
+    """One line an image, whole or not at all."""
+    numbers = range(1, 1 + len(guesses.classes[0]))
+    header = ["file", *(f"class_{n}" for n in numbers), *(f"probability_{n}" for n in numbers)]
+    lines = [
+        (name, *classes, *(f"{value:.6f}" for value in found))
+        for name, classes, found in zip(
+            guesses.files, guesses.classes, guesses.probabilities, strict=True
+        )
+    ]
+    write_answer(path, csv_table(header, lines))
+
+
+def _say(console: Console | None, text: str) -> None:
+    if console is not None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)

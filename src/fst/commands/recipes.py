@@ -16,6 +16,14 @@ from fst.recipes import RECIPES, describe, find
 from fst.recipes.recipe import Recipe
 
 
+def recipes(name: str | None, *, json: bool, console: Console) -> None:
+    """One recipe, or all of them."""
+    if name is None:
+        list_recipes(as_json=json, console=console)
+    else:
+        show_recipe(name, as_json=json, console=console)
+
+
 def summary(recipe: Recipe) -> dict[str, Any]:
     """One recipe as a row of the table."""
     return {

@@ -1,4 +1,6 @@
-"""`fst results`: the page of results, its figures and its short form, from the rows that are kept.
+"""`fst records`, `fst report` and `fst results`: what scored runs reached, as files and pages.
+
+`fst results` writes the page of results, its figures and its short form from the rows kept:
 
 RESULTS/records.json                          scored runs (`fst records`)
 RESULTS/comparisons/NAME/comparison.json      models on equal terms (`fst compare`)
@@ -13,27 +15,30 @@ import io
 import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
+from rich.console import Console
 
 from fst import pretrained
-from fst.commands.records import finest, read_records
-from fst.data.errors import DataError
+from fst.data.files import DataError, reading, writing
 from fst.evaluation.comparison import Comparison, Result
 from fst.evaluation.figures import error_over_seconds
-from fst.evaluation.rows import METRICS, NOTHING, RELATIVE_L2, read_rows
-from fst.evaluation.runs import RESULTS, ROWS, read_json
+from fst.evaluation.report import report as write_report
+from fst.evaluation.rows import METRICS, NOTHING, RELATIVE_L2, Row, read_rows
+from fst.evaluation.runs import RESULTS, ROWS, read_run, read_timed_curve
 from fst.evaluation.tables import Table, unique
-from fst.io import write_text
+from fst.io import read_object, write_atomically, write_text
 from fst.recipes import ablation
 from fst.terminal import markdown
 
 BEGIN, END = "<!-- written by fst results -->", "<!-- end of results -->"
 COMMIT = 10  # characters of it that are shown
 Values = dict[str, Any]
+Columns = dict[str, Callable[[Values], str]]
 
 
 class Claim(NamedTuple):
@@ -53,6 +58,94 @@ CLAIMS = (
     Claim("Four refinement steps, not eight", "refine-4", "refine-8"),
     Claim("Observations in every step", "refine-4", "observe-first"),
 )  # fmt: skip
+
+
+def report(runs: Sequence[Path], *, out: Path, console: Console) -> None:
+    console.print(f"wrote {write_report(list(runs), out)}")
+
+
+def records(runs: Sequence[Path], *, out: Path, console: Console) -> None:
+    if not runs:
+        raise ValueError("name at least one run: fst records RUN... --out FILE")
+    for each in write_records(list(runs), out):
+        console.print(f"{each['run']}: {each['error']:.5f} after {each['seconds']:g} s of updates")
+
+
+def results(folder: Path, *, out: Path, readme: Path | None, console: Console) -> None:
+    for path in write_results(folder, out, readme):
+        console.print(f"wrote {path}")
+
+
+def write_records(runs: list[Path], out: Path) -> list[Values]:
+    """Add the runs to the list, in the place of earlier entries of the same name."""
+    known = {record["run"]: record for record in read_records(out)} if out.exists() else {}
+    found = [describe(run) for run in runs]
+    known |= {record["run"]: record for record in found}
+    lines = ",\n".join(json.dumps(record, allow_nan=False) for record in known.values())
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, f"[\n{lines}\n]\n".encode())
+    return found
+
+
+def read_records(path: Path) -> list[Values]:
+    with reading(path, "records (JSON)"):
+        text = path.read_bytes()
+    try:
+        records = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{path}: does not hold records: {error}") from None
+    listed: list[Any] = records if isinstance(records, list) else [None]
+    if not all(isinstance(each, dict) and "run" in each for each in listed):
+        raise DataError(f"{path}: does not hold records: expected a list of objects with a run")
+    return listed
+
+
+def describe(run: Path) -> Values:
+    """One run: its error on the finest test grid, what it cost, and where it was trained."""
+    rows = read_run(run).rows
+    row = finest(rows)
+    summary, environment = (
+        read_object(run / f"{name}.json") for name in ("summary", "environment")
+    )
+    seconds = summary.get("update_seconds")
+    if seconds is None:
+        raise DataError(f"{run}: summary.json does not say the seconds of its updates")
+    git, hardware = environment.get("git") or {}, environment.get("hardware") or {}
+    gpus = [gpu["name"] for gpu in hardware.get("gpus", [])]
+    return {
+        "run": row.run,
+        "task": row.task,
+        "model": row.model,
+        "recipe": row.recipe,
+        "seed": row.seed,
+        "seconds": round(seconds, 1),
+        "compilation_and_validation_seconds": round(summary["seconds"] - seconds, 1),
+        "steps": summary["steps"],
+        "selected_step": summary["selected_step"],
+        "validation_error": summary["validation_error"],
+        "error": row.error,
+        "paper_error": row.paper_error,
+        "nearest": {each.neighbors: each.error for each in rows if each.neighbors is not None},
+        "metric": row.metric,
+        "grid": row.grid,
+        "samples": row.samples,
+        "parameters": row.parameters,
+        "hardware": ", ".join(gpus) or f"{hardware.get('cpus')} CPU cores",
+        "torch": (environment.get("versions") or {}).get("torch"),
+        "commit": git.get("commit"),
+        "modified": git.get("modified"),
+        "curve": read_timed_curve(run),
+    }
+
+
+def finest(rows: tuple[Row, ...]) -> Row:
+    """The row of all anchors on the grid with the most points."""
+    whole = [row for row in rows if row.neighbors is None and not row.trivial]
+    if not whole:
+        raise DataError("no row was decoded from all anchors")
+    sizes = [1 if row.grid is None else prod(row.grid) for row in whole]
+    return whole[sizes.index(max(sizes))]
 
 
 def write_results(results: Path, out: Path, readme: Path | None = None) -> list[Path]:
@@ -137,26 +230,27 @@ def short(results: Path, comparisons: dict[str, Comparison]) -> str:
     runs: dict[tuple[str, int, str], list[Values]] = {}
     for each in _records(results):
         runs.setdefault((each["recipe"], each["steps"], each["hardware"]), []).append(each)
-    lines = tuple(
-        (
-            recipe,
-            hardware,
-            f"{steps:,}",
-            _mean(each["seconds"] for each in those),
-            str(len(those)),
-            _spread([each["error"] for each in those]),
-            _error(those[0].get("paper_error")),
-        )
-        for (recipe, steps, hardware), those in runs.items()
+    table = Table.of(
+        "",
+        runs.values(),
+        {
+            "Recipe": lambda those: those[0]["recipe"],
+            "Hardware": lambda those: those[0]["hardware"],
+            "Steps": lambda those: f"{those[0]['steps']:,}",
+            "Seconds": lambda those: _mean(each["seconds"] for each in those),
+            "Seeds": lambda those: str(len(those)),
+            "Test error": lambda those: _spread([each["error"] for each in those]),
+            "Paper's": lambda those: _error(those[0].get("paper_error")),
+        },
+        words=2,
     )
-    header = ("Recipe", "Hardware", "Steps", "Seconds", "Seeds", "Test error", "Paper's")
-    text = Table("", header, lines, words=2).markdown() if lines else ""
+    text = table.markdown() if runs else ""
     for comparison in comparisons.values():
         if _by_steps(comparison):
             continue
         found = {
             title: statistics.fmean(result.scores[-1].error for result in those)
-            for title, those in _by_title(comparison.results).items()
+            for title, those in _by_title(comparison.results, "scores").items()
         }
         ranked = ", ".join(f"{t} {_error(e)}" for t, e in sorted(found.items(), key=lambda i: i[1]))
         words = f"{markdown(comparison.task)}, {comparison.budget} for each model"
@@ -165,16 +259,18 @@ def short(results: Path, comparisons: dict[str, Comparison]) -> str:
 
 
 def record_table(records: Sequence[Values]) -> Table:
-    lines = tuple(
-        (
-            each["recipe"], each["model"], str(each["seed"]), f"{each['steps']:,}",
-            f"{each['seconds']:,.1f}", _error(each["error"]), _error(each.get("paper_error")),
-            _commit(each),
-        )
-        for each in sorted(records, key=lambda each: (each["task"], each["seconds"]))
-    )  # fmt: skip
-    header = ("Recipe", "Model", "Seed", "Steps", "Seconds", "Relative L2", "Paper", "Commit")
-    return Table("Scored runs", header, lines, words=2)
+    columns: Columns = {
+        "Recipe": lambda each: each["recipe"],
+        "Model": lambda each: each["model"],
+        "Seed": lambda each: str(each["seed"]),
+        "Steps": lambda each: f"{each['steps']:,}",
+        "Seconds": lambda each: f"{each['seconds']:,.1f}",
+        "Relative L2": lambda each: _error(each["error"]),
+        "Paper": lambda each: _error(each.get("paper_error")),
+        "Commit": _commit,
+    }
+    ordered = sorted(records, key=lambda each: (each["task"], each["seconds"]))
+    return Table.of("Scored runs", ordered, columns, words=2)
 
 
 def _comparison(name: str, comparison: Comparison) -> str:
@@ -196,7 +292,7 @@ def read_comparisons(folder: Path) -> dict[str, Comparison]:
     """By the name of their folders; the notes are all that their tables are explained by."""
     found = {}
     for path in sorted(folder.glob("*/comparison.json")):
-        values = read_json(path)
+        values = read_object(path)
         try:
             results = tuple(pretrained.from_json(row, Result, str(path)) for row in values["rows"])
             found[path.parent.name] = Comparison(
@@ -218,41 +314,37 @@ def read_lines(path: Path) -> list[Values]:
         raise DataError(f"{path}: expected one JSON object a line: {error}") from None
 
 
+def _ablations(rows: Sequence[Values]) -> dict[str, tuple[float | None, list[Values]]]:
+    """Of each ablation, in the order of the paper's tables: the paper's error, and our rows."""
+    recipes = {(made := make()).name.removeprefix("ablation/"): made for make in ablation.recipes()}
+    return {
+        name: (recipe.paper_error, [row for row in _done(rows) if name in row["names"]])
+        for name, recipe in recipes.items()
+    }
+
+
 def ablation_table(rows: Sequence[Values]) -> Table:
     """Ours beside the paper's, in the order of its tables."""
     lines = []
-    for make in ablation.recipes():
-        recipe = make()
-        name = recipe.name.removeprefix("ablation/")
-        those = [row for row in _done(rows) if name in row["names"]]
+    for name, (paper, those) in _ablations(rows).items():
         near = [row["nearest"]["16"] for row in those if "16" in row["nearest"]]
-        lines.append(
-            (
-                name,
-                _error(recipe.paper_error),
-                _spread([row["error"] for row in those]),
-                _spread(near),
-                str(len(those)),
-                _mean(row["seconds"] for row in those),
-                " / ".join(unique(f"{row['steps']:,}" for row in those)) or NOTHING,
-            )
-        )
+        errors, seconds = [row["error"] for row in those], _mean(row["seconds"] for row in those)
+        steps = " / ".join(unique(f"{row['steps']:,}" for row in those)) or NOTHING
+        ours = _spread(errors), _spread(near), str(len(those))
+        lines.append((name, _error(paper), *ours, seconds, steps))
     header = ("Ablation", "Paper", "Ours", "16 nearest", "Seeds", "Seconds", "Steps")
     return Table("The paper's ablations", header, tuple(lines))
 
 
 def claim_table(rows: Sequence[Values]) -> Table:
     """What the paper found, and whether it holds here."""
-    paper = {
-        make().name.removeprefix("ablation/"): make().paper_error for make in ablation.recipes()
-    }
-    lines = []
+    known, lines = _ablations(rows), []
     for claim in CLAIMS:
-        ours = [[row["error"] for row in _done(rows) if name in row["names"]] for name in claim[1:]]
-        theirs = [[value] if value else [] for value in (paper[claim.better], paper[claim.worse])]
+        both = [known[name] for name in (claim.better, claim.worse)]
+        theirs = [[paper] if paper else [] for paper, _ in both]
+        ours = [[row["error"] for row in those] for _, those in both]
         lines.append((claim.words, _change(*theirs), _change(*ours), verdict(*ours)))
-    header = ("Finding", "Paper's change", "Ours", "Holds")
-    return Table("Findings", header, tuple(lines))
+    return Table("Findings", ("Finding", "Paper's change", "Ours", "Holds"), tuple(lines))
 
 
 def verdict(better: Sequence[float], worse: Sequence[float]) -> str:
@@ -276,36 +368,27 @@ def weight_table() -> Table | None:
     lines = []
     for name, folder in pretrained.shipped().items():
         rows = tuple(read_rows(folder / RESULTS / ROWS))
-        row = finest(rows)
-        near = [each.error for each in rows if each.neighbors == 16]
-        size = (folder / pretrained.WEIGHTS).stat().st_size / 1e6
-        lines.append(
-            (name, row.recipe, f"{size:.1f}", row.column, _error(row.error), _spread(near))
-        )
+        row, near = finest(rows), [each.error for each in rows if each.neighbors == 16]
+        size = f"{(folder / pretrained.WEIGHTS).stat().st_size / 1e6:.1f}"
+        lines.append((name, row.recipe, size, row.column, _error(row.error), _spread(near)))
     header = ("Name", "Recipe", "MB", "Grid", "Relative L2", "16 nearest")
     return Table("Weights", header, tuple(lines), words=2) if lines else None
 
 
 def pdebench_table(rows: Sequence[Values]) -> Table:
     """The newest row of each way; the file of a row is known by its name."""
-    found: dict[tuple[str, ...], Values] = {}
-    for row in rows:
-        found[row["weights"], row["file"], row["observed"], str(row["neighbors"])] = row
-    lines = tuple(
-        (row["weights"], row["file"], row["observed"], str(row["neighbors"] or "all"),
-         str(len(row["errors"])), _error(row["error"]), _commit(row.get("git") or {}))
-        for row in found.values()
-    )  # fmt: skip
-    header = (
-        "Weights",
-        "File",
-        "End cells from",
-        "Anchors",
-        "Trajectories",
-        "Relative L2",
-        "Commit",
-    )
-    return Table("PDEBench", header, lines, words=3)
+    ways = ("weights", "file", "observed", "neighbors")
+    found = {tuple(row[way] for way in ways): row for row in rows}
+    columns: Columns = {
+        "Weights": lambda row: row["weights"],
+        "File": lambda row: row["file"],
+        "End cells from": lambda row: row["observed"],
+        "Anchors": lambda row: str(row["neighbors"] or "all"),
+        "Trajectories": lambda row: str(len(row["errors"])),
+        "Relative L2": lambda row: _error(row["error"]),
+        "Commit": lambda row: _commit(row.get("git") or {}),
+    }
+    return Table.of("PDEBench", found.values(), columns, words=3)
 
 
 def figure_name(comparison: str) -> str:
@@ -325,21 +408,19 @@ def _by_steps(comparison: Comparison) -> bool:
     return comparison.budget.endswith("steps")
 
 
-def _by_title(results: Iterable[Result]) -> dict[str, list[Result]]:
+def _by_title(results: Iterable[Result], part: str) -> dict[str, list[Result]]:
+    """The seeds of each model that have `part`: scores, or a curve."""
     found: dict[str, list[Result]] = {}
     for each in results:
-        if each.scores:
+        if getattr(each, part):
             found.setdefault(each.title, []).append(each)
     return found
 
 
 def _curves(results: Iterable[Result]) -> dict[str, list[Sequence[tuple[float, float]]]]:
     """By model, one curve for each seed."""
-    found: dict[str, list[Sequence[tuple[float, float]]]] = {}
-    for each in results:
-        if each.curve:
-            found.setdefault(each.title, []).append(each.curve)
-    return found
+    found = _by_title(results, "curve")
+    return {title: [each.curve for each in those] for title, those in found.items()}
 
 
 def _environments(rows: Sequence[Values]) -> str:

@@ -17,12 +17,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fst.commands import jobs, result_store
+from fst.commands import jobs
 from fst.commands import train as train_command
 from fst.commands.device import choose_device
 from fst.evaluation.comparison import CHECKS, Search, Trial
 from fst.evaluation.runs import read_curves
 from fst.io import file_errors, read_json, write_json
+from fst.recipes import find
 from fst.recipes import search as search_recipes
 from fst.recipes.recipe import Recipe
 from fst.recipes.search import MORE_STEPS, RATES, STEPS
@@ -66,7 +67,7 @@ class TrialJob(jobs.Job):
 
 
 def search(
-    recipe: Recipe,
+    recipe: Recipe | str,
     out: Path,
     *,
     rates: Sequence[float] = RATES,
@@ -78,26 +79,27 @@ def search(
 ) -> Search:
     """Try every rate, select the best, and carry it on; write one table."""
     console = console or Terminal()
+    recipe = find(recipe) if isinstance(recipe, str) else recipe
     if not rates or len({f"{rate:g}" for rate in rates}) < len(rates):  # the names of their folders
         raise ValueError(f"rates must be one or more different numbers, got {tuple(rates)}")
-    before, chosen = result_store.read_settings(out, KIND), choose_device(device)
-    path = result_store.find_data(out, recipe, data)
+    before, chosen = jobs.read_settings(out, KIND), choose_device(device)
+    path = jobs.find_data(out, recipe, data)
     recipe = recipe.data.fit(recipe, path)
     tried = [search_recipes.trial(recipe, rate, steps) for rate in sorted(rates)]
     if confirm:
         search_recipes.confirmation(tried[0], confirm)  # a wrong number, early
     settings = {"kind": KIND, "rates": sorted(rates), "steps": steps, "confirm": confirm}
     settings["recipe"] = recipe.to_json()
-    result_store.require_same(out, before, settings)
+    jobs.require_same(out, before, settings)
     found = Search(recipe.name, (), None, None, recipe.training.learning_rate)
     with held(out):
-        write_json(out / result_store.SETTINGS, settings)
-        result_store.prepare_data(out, recipe, path, chosen, console)
+        write_json(out / jobs.SETTINGS, settings)
+        jobs.prepare_data(out, recipe, path, chosen, console)
         for each in tried:
             job = TrialJob(out, path, device, each)
             jobs.run_here(job, console)
             found = replace(found, trials=(*found.trials, job.result()))
-            result_store.write_report(out / "search", found.markdown(), found.to_json())
+            jobs.write_report(out / "search", found.markdown(), found.to_json())
         scored = [(trial.score, trial.rate) for trial in found.trials if trial.score is not None]
         found = replace(found, selected=min(scored)[1] if scored else None)
         if confirm and found.selected is not None:
@@ -107,7 +109,7 @@ def search(
             _carry_on(out / f"rate-{found.selected:g}", job.run, longer)
             jobs.run_here(job, console)
             found = replace(found, confirmation=job.result())
-        result_store.write_report(out / "search", found.markdown(), found.to_json())
+        jobs.write_report(out / "search", found.markdown(), found.to_json())
     console.print(found.table().terminal())
     console.print(found.conclusion(), highlight=False)
     console.print(f"table: {out / 'search.md'}", style="dim")

@@ -22,16 +22,16 @@ from torch import Tensor
 from fst import pretrained
 from fst.commands.device import choose_device
 from fst.commands.evaluate import read_recipe
-from fst.commands.records import describe
+from fst.commands.results import describe
 from fst.commands.train import check_same_data, data_of_run
 from fst.data import BurgersData, DarcyData
 from fst.data.samples import Samples
 from fst.data.source import DataSource
 from fst.evaluation.protocol import EvaluationSettings, batch_draws, measuring, row_batches
 from fst.evaluation.rows import Row, read_rows
-from fst.evaluation.runs import RESULTS, ROWS, read_json
+from fst.evaluation.runs import RESULTS, ROWS
 from fst.evaluation.tables import error_table
-from fst.io import file_errors, write_text
+from fst.io import file_errors, read_object, write_text
 from fst.metrics import relative_l2
 from fst.operators import Operator
 from fst.pretrained import WEIGHTS
@@ -125,7 +125,7 @@ def ship(
         shutil.copy(run / "recipe.json", folder / "recipe.json")
         shutil.copy(run / RESULTS / ROWS, folder / RESULTS / ROWS)
     sizes = megabytes(folder / WEIGHTS), megabytes(best)
-    command = read_json(run / "environment.json").get("command") or []
+    command = read_object(run / "environment.json").get("command") or []
     write_text(
         folder / "README.md", card(name, recipe, record, rows, rounding, sizes, list(command))
     )

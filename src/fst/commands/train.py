@@ -12,11 +12,9 @@ from rich.console import Console
 
 from fst.base import Model, build_model, parameter_count
 from fst.commands.device import choose_device
-from fst.commands.same_recipe import check_same_recipe
 from fst.data.samples import Rows
-from fst.data.source import DataSource
-from fst.data.splits import TrainingSplit, ValidationSplit
-from fst.io import parse_json, write_json
+from fst.data.source import DataSource, TrainingSplit, ValidationSplit
+from fst.io import differences, flat, read_json, read_object, write_json
 from fst.pretrained import check_shapes, find, read
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
@@ -30,6 +28,20 @@ from fst.training.run_folder import RunFolder, held
 from fst.training.settings import TrainingSettings
 
 RATE_FACTOR = "rate_factor"
+# What decides the course of a training. How a run is scored and named may change later.
+PARTS = ("model", "data", "training", "standardization")
+# These decide how fast it goes and what is kept of it, not where it goes.
+FREE = (
+    "data.workers",
+    "training.accumulate",
+    "training.checkpoint_every",
+    "training.compile",
+    "training.compile_mode",
+    "training.keep",
+    "training.log_every",
+    "training.tensorboard",
+    "training.wandb",
+)
 
 
 class OtherDataError(TrainingError):
@@ -55,7 +67,7 @@ def train(
     """
     chosen = choose_device(device)
     RunFolder.require_free(out)
-    check_options(recipe)
+    recipe.data.check_options(recipe)  # before training, not after it
     check_data_folder(recipe, data)
     data = data_path(recipe, data)
     recipe = recipe.data.fit(recipe, data)
@@ -227,7 +239,7 @@ def tell_error(
 
 def _with_lower_rates(settings: TrainingSettings, run: Path, factor: float) -> TrainingSettings:
     """The settings with rates times all factors that a run was ever resumed with."""
-    described = read_run(run)
+    described = read_object(run / "run.json")
     before = described.get(RATE_FACTOR)
     total = factor * (before if isinstance(before, float) else 1.0)
     PartialState().wait_for_everyone()  # until all have read
@@ -256,7 +268,7 @@ def check_same_data(
 ) -> None:
     """Raise unless `data` hold the splits that a run was started with; `training` where loaded."""
     found = ({} if training is None else training.describe()) | source.fingerprint(data)
-    require_same_data(run, read_run(run), found, source=f" in {data}")
+    require_same_data(run, read_object(run / "run.json"), found, source=f" in {data}")
 
 
 def require_same_data(
@@ -310,14 +322,6 @@ def check_data_folder(recipe: Recipe, data: Path | None) -> None:
         )
 
 
-def check_options(recipe: Recipe) -> None:
-    """Raise before training, not after it, where the data cannot give what a recipe asks for."""
-    try:
-        recipe.data.check_options(recipe)
-    except ValueError as error:
-        raise TrainingError(str(error)) from None
-
-
 def prepare_model(recipe: Recipe, training: Rows) -> Model:
     """The untrained model, with the statistics of the training data."""
     torch.manual_seed(recipe.training.seed)
@@ -366,7 +370,7 @@ def data_path(recipe: Recipe, data: Path | None) -> Path:
 
 def recorded_data(run: Path) -> Path:
     """The data that a run was trained on."""
-    described = read_run(run)
+    described = read_object(run / "run.json")
     if not isinstance(described.get("data"), str):
         raise TrainingError(f"{run / 'run.json'} does not name the data: add --data")
     return Path(described["data"])
@@ -374,7 +378,7 @@ def recorded_data(run: Path) -> Path:
 
 def record_data(run: Path, data: Path) -> None:
     """Note where the data of a run were found: whoever asks next looks there."""
-    described = read_run(run)
+    described = read_object(run / "run.json")
     if described.get("data") != str(data.resolve()):
         write_json(run / "run.json", described | {"data": str(data.resolve())})
 
@@ -389,10 +393,20 @@ def data_of_run(recipe: Recipe, run: Path, data: Path | None) -> Path:
     return path
 
 
-def read_run(run: Path) -> dict[str, Any]:
-    """What a run recorded of its data; nothing where that cannot be read."""
-    try:
-        described = parse_json((run / "run.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return described if isinstance(described, dict) else {}
+def check_same_recipe(folder: RunFolder) -> None:
+    """Raise where recipe.json is no longer what the checkpoint to go on from was trained with."""
+    if folder.resume_from is None:
+        return
+    trained = read_json(folder.resume_from / "recipe.json")
+    if trained is None:
+        return
+    if shown := differences(_deciding(trained), _deciding(folder.recipe)):
+        raise TrainingError(
+            f"{folder.path / 'recipe.json'} has changed since {folder.resume_from.name} was saved: "
+            f"{shown}; put it back, or start a new run"
+        )
+
+
+def _deciding(recipe: Any) -> dict[str, Any]:
+    parts = {name: recipe.get(name) for name in PARTS} if isinstance(recipe, dict) else {}
+    return {name: value for name, value in flat(parts).items() if name not in FREE}

@@ -11,16 +11,23 @@ from fst.data.check import Description, check_file, check_folder, check_images
 from fst.data.conversion import from_grid, from_meshes, from_table, from_xarray
 from fst.data.darcy_data import DarcyData
 from fst.data.dataset import PointDataset, collate
-from fst.data.errors import DataError
+from fst.data.files import DataError
 from fst.data.image_augmentation import ImageAugmentation
 from fst.data.image_data import ImageData
 from fst.data.image_samples import ImageBatch, ResidentImages, StreamedImages
 from fst.data.images import Skipped
 from fst.data.point_data import PointData
-from fst.data.point_files import Label, PointFile, PointSample, read_points
-from fst.data.point_writer import Labels, PointFunctions, write_points
+from fst.data.point_files import (
+    Label,
+    Labels,
+    PointFile,
+    PointFunctions,
+    PointSample,
+    read_points,
+    write_points,
+)
 from fst.data.samples import Batch, BurgersSamples, GridSamples, Samples, Statistics
-from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit
+from fst.data.source import Partition, TestSplit, TrainingSplit, ValidationSplit
 
 __all__ = [
     "Batch",

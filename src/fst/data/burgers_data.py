@@ -6,8 +6,8 @@ no splits, so theirs are drawn by seed, with the same rows for every viscosity.
 
 PDEBench's layout, `1D_Burgers_Sols_Nu{ν}.hdf5`: `tensor` (samples, time, space) float32,
 `x-coordinate` (cell centres), `t-coordinate` (one entry more than there are saved times). A file
-made here also has the index lists `split/training`, `split/validation` and `split/test` and its law
-as a JSON attribute, which PDEBench's readers ignore.
+made here also has the index lists `split/training`, `split/validation` and `split/test` and its
+provenance as a JSON attribute, which PDEBench's readers ignore.
 """
 
 import math
@@ -24,37 +24,36 @@ from rich.console import Console
 from torch import Tensor
 
 from fst.data import burgers
-from fst.data.errors import DataError, reading_hdf5
-from fst.data.row_writer import (
-    Column,
-    Law,
+from fst.data.files import (
+    STORED,
+    DataError,
     Plan,
+    Produce,
+    Provenance,
     first_not_finite,
-    package_version,
-    read_law,
-    settle_existing,
-    write_rows,
+    read_provenance,
+    reading_hdf5,
+    runs,
 )
-from fst.data.samples import BurgersSamples, Samples, Statistics, random_moves
-from fst.data.source import DataSource, check_counts
-from fst.data.splits import (
-    SPLITS,
-    Partition,
-    TestSplit,
-    TrainingSplit,
-    ValidationSplit,
-    looked_at,
-    stored_partition,
-)
-from fst.data.views import (
+from fst.data.samples import (
+    BurgersSamples,
+    Samples,
+    Statistics,
     boundary_observation_indices,
     index_coordinates,
     index_product,
+    random_moves,
     subset_indices,
 )
-from fst.io import publish
-from fst.terminal import Terminal
+from fst.data.source import (
+    SPLITS,
+    MadeData,
+    Partition,
+    TestSplit,
+    stored_partition,
+)
 from fst.types import check_fields
+from fst.version import __version__
 
 LAYOUT = "a PDEBench HDF5 file with tensor (samples, time, space), x-coordinate and t-coordinate"
 _BLOCK_BYTES = 2**24
@@ -64,7 +63,7 @@ _CPU_BATCH = 32
 
 
 @dataclass(frozen=True)
-class BurgersData(DataSource):
+class BurgersData(MadeData):
     """Trajectories of u_t + (u²/2)_x = (ν/π) u_xx, observed at t = 0 and at both end cells."""
 
     value_names = (("u", ""),)
@@ -101,7 +100,7 @@ class BurgersData(DataSource):
             raise ValueError(f"viscosities must be positive numbers, got {self.viscosities}")
         if len(set(self.viscosities)) != len(self.viscosities):
             raise ValueError(f"viscosities must differ, got {self.viscosities}")
-        check_counts(self)
+        self.check_counts()
         if self.points < 2 or self.times < 2:
             raise ValueError(
                 f"points and times must be at least 2, got {self.points} and {self.times}"
@@ -118,56 +117,25 @@ class BurgersData(DataSource):
         one = len(self.viscosities) == 1
         return self.viscosities[0] / math.pi * self.final_time if one else None
 
-    def files(self, folder: Path) -> list[Path]:
-        """The files of this recipe, whether they exist or not."""
-        return [find_file(folder, viscosity) for viscosity in self.viscosities]
-
     @property
     def test_counts(self) -> tuple[int, ...]:
         each, left = divmod(self.test, len(self.viscosities))
         return tuple(each + (number < left) for number in range(len(self.viscosities)))
 
-    def prepare(
-        self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
-    ) -> None:
-        """Make the files that are missing. A file that is there is checked and kept."""
-        console = console or Terminal()
-        for viscosity, test in zip(self.viscosities, self.test_counts, strict=True):
-            path = find_file(folder, viscosity)
-            if not path.exists():
-                self.make(path, viscosity, test, device=device, console=console)
-                continue
-            file = self._open(path, viscosity)
-            self._partition(file, test)
-            if file.law is not None and file.law.get("seed") != self.seed:
-                console.print(f"{path.name}: kept, made with seed {file.law.get('seed')}")
+    def parts(self, folder: Path) -> dict[Path, tuple[float, int]]:
+        counted = zip(self.viscosities, self.test_counts, strict=True)
+        return {find_file(folder, viscosity): (viscosity, test) for viscosity, test in counted}
 
-    def make(
-        self,
-        path: Path,
-        viscosity: float,
-        test: int,
-        *,
-        device: torch.device | str,
-        console: Console,
-        batch_size: int | None = None,
-        force: bool = False,
-    ) -> bool:
-        """Make one file, going on from an unfinished one; False if it was there already."""
-        law = self._law(viscosity, test)
-        if path.exists():
-            existing = None if force else open_trajectories(path).law
-            if settle_existing(path, law, existing, force=force):
-                return False
-        device = torch.device(device)
+    def plan(self, path: Path, device: torch.device, *part: Any) -> tuple[Plan, Produce, int]:
+        viscosity, test = part
         times = burgers.saved_times(self.times, self.final_time)
         saved = times.numpy()
         partition = Partition.consecutive(self.training, self.validation, test)
         plan = Plan(
             path=path,
-            law=law,
+            provenance=self._provenance(viscosity, test),
             rows=self.training + self.validation + test,
-            columns={"tensor": Column(self.grid, "float32")},
+            columns={"tensor": np.dtype(("float32", self.grid))},
             constants={
                 "x-coordinate": burgers.cell_centers(self.points).float().numpy(),
                 "t-coordinate": np.append(saved, saved[-1] + saved[1]).astype(np.float32),
@@ -181,10 +149,7 @@ class BurgersData(DataSource):
             solution = burgers.solve(initial.to(device), viscosity, times.to(device))
             return {"tensor": solution.float().cpu().numpy()}
 
-        batch_size = batch_size or self._rows_at_once(device)
-        part = write_rows(plan, produce, batch_size=batch_size, console=console, force=force)
-        publish(part, path)
-        return True
+        return plan, produce, self._rows_at_once(device)
 
     def _rows_at_once(self, device: torch.device) -> int:
         """On a CPU few, so that little is lost when it is stopped; on a GPU what fits well."""
@@ -194,51 +159,31 @@ class BurgersData(DataSource):
         # The solution in float64 and in float32, and as much again for the solver.
         return max(1, free // (4 * 12 * self.times * self.points))
 
-    def load(
-        self,
-        folder: Path,
-        device: torch.device | str = "cpu",
-        *,
-        augment: bool = False,
-        console: Console | None = None,
-    ) -> tuple[TrainingSplit[Samples], ValidationSplit[Samples]]:
-        """Training and validation, on the device. Rows of the test split are not read.
+    def splits(
+        self, folder: Path, device: torch.device, augment: bool, console: Console | None
+    ) -> tuple[Samples, Samples]:
+        """Rows of the test split are not read.
 
         With `augment`, training samples can be shifted and reflected; they then hold the whole
         grid on the device.
         """
-        opened = self._open_all(folder)
+        opened = self.for_training(folder)
         grid = self.grid if augment else self.supervision_grid or self.grid
         samples = self._read([(file, rows.training) for file, rows in opened], grid, device)
         if augment:
             samples = PeriodicSamples(samples, self.supervision_grid)
         validation = [(file, rows.validation) for file, rows in opened]
-        return TrainingSplit(samples), ValidationSplit(
-            self._read(validation, self.validation_grid, device)
-        )
-
-    def fingerprint(self, folder: Path) -> dict[str, Any]:
-        """By which the data of a run are known again: their splits, and the size of a few rows.
-
-        It tells other samples, and another solver, but not the rounding of another device.
-        """
-        opened = self._open_all(folder)
-        sizes: list[float] = []
-        for file, partition in opened:
-            for rows in (partition.training, partition.validation):
-                blocks = file.blocks(looked_at(rows))
-                sizes += [u.double().square().mean().sqrt().item() for _, b in blocks for u in b]
-        return {"splits": [partition.digest for _, partition in opened], "sizes": sizes}
+        return samples, self._read(validation, self.validation_grid, device)
 
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
         """The test split on the whole grid, grouped by viscosity."""
-        opened = self._open_all(folder)
+        opened = self.for_training(folder)
         samples = self._read([(file, rows.test) for file, rows in opened], self.grid, device)
         counted = zip(self.viscosities, opened, strict=True)
         groups = tuple(f"{nu:g}" for nu, (_, rows) in counted for _ in rows.test)
         return TestSplit(samples, groups, values=self.value_names, targets=self.target_names)
 
-    def _law(self, viscosity: float, test: int) -> Law:
+    def _provenance(self, viscosity: float, test: int) -> Provenance:
         return {
             "equation": "u_t + (u^2/2)_x = (nu/pi) u_xx, periodic on (0, 1)",
             "initial": "PDEBench: sums of sine modes, some absolute, some windowed",
@@ -251,18 +196,15 @@ class BurgersData(DataSource):
             "points": self.points,
             "times": self.times,
             "final_time": self.final_time,
-            "version": package_version(),
+            "version": __version__,
         }
 
-    def _open_all(self, folder: Path) -> list[tuple["TrajectoryFile", Partition]]:
-        opened = []
-        for viscosity, test in zip(self.viscosities, self.test_counts, strict=True):
-            file = self._open(find_file(folder, viscosity), viscosity)
-            opened.append((file, self._partition(file, test)))
-        return opened
+    def layout(self, path: Path) -> "TrajectoryFile":
+        return open_trajectories(path)
 
-    def _open(self, path: Path, viscosity: float) -> "TrajectoryFile":
+    def opened(self, path: Path, *part: Any) -> tuple["TrajectoryFile", Partition]:
         """A file of this viscosity on exactly this grid, so that files cannot be mixed."""
+        viscosity, test = part
         file = open_trajectories(path)
         if file.grid != self.grid:
             raise DataError(
@@ -277,11 +219,12 @@ class BurgersData(DataSource):
                     f"{path}: {name}-coordinate runs {found[0]:g}, {found[1]:g} to {found[-1]:g}, "
                     f"expected {wanted[0]:g}, {wanted[1]:g} to {wanted[-1]:g}"
                 )
-        if file.law is not None and file.law.get("viscosity") != viscosity:
+        if file.provenance is not None and file.provenance.get("viscosity") != viscosity:
             raise DataError(
-                f"{path}: was made for viscosity {file.law.get('viscosity')}, expected {viscosity}"
+                f"{path}: was made for viscosity {file.provenance.get('viscosity')}, "
+                f"expected {viscosity}"
             )
-        return file
+        return file, self._partition(file, test)
 
     def _partition(self, file: "TrajectoryFile", test: int) -> Partition:
         """Which of its rows this recipe uses: the first of those named, or drawn by seed."""
@@ -341,10 +284,11 @@ class PeriodicSamples(BurgersSamples):
     """Training samples moved by u(t, x) → u(t, x + s) and u(t, x) → −u(t, −x).
 
     Both map solutions of the periodic equation to solutions. On cell centres a shift by whole cells
-    is i → i + s mod n and the reflection i → n−1−i: exact, without interpolation. (The law of the
-    initial conditions is not quite invariant: its waves do not close exactly at the seam of the
-    interval, and its window stands in the left half. Moved samples are drawn from a slightly wider
-    law.) Every value is one gather from the whole solution, which therefore stays on the device.
+    is i → i + s mod n and the reflection i → n−1−i: exact, without interpolation. (The
+    distribution of initial conditions is not quite invariant: its waves do not close exactly at the
+    seam of the interval, and its window stands in the left half. Moved samples are drawn from a
+    slightly wider distribution.) Every value is one gather from the whole solution, which therefore
+    stays on the device.
     """
 
     def __init__(self, whole: BurgersSamples, supervision: tuple[int, ...] | None = None) -> None:
@@ -409,7 +353,7 @@ class TrajectoryFile:
     times: Float[np.ndarray, " t"]
     cells: Float[np.ndarray, " x"]
     partition: Partition | None
-    law: Law | None
+    provenance: Provenance | None
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -425,7 +369,8 @@ class TrajectoryFile:
         buffer = np.empty((size, times, cells), dtype=np.float32)
         with reading_hdf5(self.path, LAYOUT) as file:
             stored = file["tensor"]
-            for where, first, count in _runs(rows, size):
+            for run in runs(rows, size):
+                first, count = int(rows[run.start]), run.stop - run.start
                 stored.read_direct(buffer, np.s_[first : first + count], np.s_[:count])
                 bad = first_not_finite(buffer[:count])
                 if bad is not None:
@@ -433,17 +378,7 @@ class TrajectoryFile:
                         f"{self.path}: trajectory {first + bad} holds NaN or infinity; "
                         "expected finite numbers"
                     )
-                yield slice(where, where + count), torch.from_numpy(buffer[:count])
-
-
-def _runs(rows: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int, int]]:
-    """Neighbouring rows joined into runs of at most `size`: (position, first row, count)."""
-    position = 0
-    while position < len(rows):
-        ahead = rows[position : position + size]
-        count = int(np.argmin(np.append(ahead == ahead[0] + np.arange(len(ahead)), False)))
-        yield position, int(ahead[0]), count
-        position += count
+                yield run, torch.from_numpy(buffer[:count])
 
 
 def open_trajectories(path: Path) -> TrajectoryFile:
@@ -466,8 +401,8 @@ def open_trajectories(path: Path) -> TrajectoryFile:
         x_coordinate = _axis(path, file["x-coordinate"], (cells,))
         t_coordinate = _axis(path, file["t-coordinate"], (times, times + 1))[:times]
         partition = stored_partition(path, file, rows)
-        law = read_law(path, file.attrs.get("law"))
-        return TrajectoryFile(path, rows, t_coordinate, x_coordinate, partition, law)
+        provenance = read_provenance(path, file.attrs.get(STORED))
+        return TrajectoryFile(path, rows, t_coordinate, x_coordinate, partition, provenance)
 
 
 def _axis(path: Path, stored: h5py.Dataset, lengths: tuple[int, ...]) -> np.ndarray:

@@ -4,6 +4,7 @@ Enters: a data file of any layout, a folder of them, or images in class folders 
 description, in words and numbers. Every number is read, and every image decoded, once.
 """
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,11 +12,10 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import torch
 from torch import Tensor
 
 from fst.data import burgers_data, darcy_data, point_files, point_samples
-from fst.data.errors import DataError, reading_hdf5
+from fst.data.files import DataError, Provenance, reading_hdf5
 from fst.data.image_data import TRAIN, VAL
 from fst.data.image_decoding import ImageError, decoding, default_threads, read
 from fst.data.images import (
@@ -29,8 +29,8 @@ from fst.data.images import (
     listed,
     require_classes,
 )
-from fst.data.row_writer import Law
-from fst.data.splits import SPLITS, Partition
+from fst.data.samples import RunningMoments
+from fst.data.source import SPLITS, Partition
 
 _BLOCK_SAMPLES = 256
 _BLOCK_IMAGES = 512
@@ -47,25 +47,25 @@ class Description:
     grid: tuple[int, ...] | None = None
 
 
-class _Range:
+class _Range(RunningMoments):
     """Least, greatest, mean and standard deviation of numbers seen a block at a time."""
 
     def __init__(self) -> None:
-        self.count, self.total, self.squares = 0, 0.0, 0.0
-        self.least, self.greatest = float("inf"), float("-inf")
+        super().__init__(channels=1)
+        self.least, self.greatest = math.inf, -math.inf
 
-    def see(self, block: Tensor) -> None:
-        wide = block.double()
-        self.count += wide.numel()
-        self.total += wide.sum().item()
-        self.squares += wide.square().sum().item()
-        self.least = min(self.least, wide.min().item())
-        self.greatest = max(self.greatest, wide.max().item())
+    def see(self, block: np.ndarray | Tensor) -> None:
+        numbers = np.asarray(block, dtype=np.float32).reshape(-1, 1)
+        super().see(numbers)
+        self.least = min(self.least, numbers.min())
+        self.greatest = max(self.greatest, numbers.max())
 
     def __str__(self) -> str:
-        mean = self.total / self.count
-        std = max(0.0, self.squares / self.count - mean**2) ** 0.5
-        return f"{self.least:.4g} to {self.greatest:.4g}, mean {mean:.4g}, deviation {std:.4g}"
+        mean, std = self.mean[0], self.std[0]
+        return (
+            f"{self.least:.4g} to {self.greatest:.4g}, mean {mean:.4g}, "
+            f"standard deviation {std:.4g}"
+        )
 
 
 def check(path: Path) -> Iterator[Description]:
@@ -122,7 +122,7 @@ def _check_trajectories(path: Path) -> Description:
         ("cells", f"{cells}, {file.cells[0]:g} to {file.cells[-1]:g}"),
         ("values", str(seen)),
         ("splits", _splits(file.partition)),
-        *_law_facts(file.law),
+        *_provenance_facts(file.provenance),
     )
     return Description(path, "PDEBench trajectories", facts, file.grid)
 
@@ -137,9 +137,9 @@ def _check_fields(path: Path) -> Description:
     facts = (
         ("samples", f"{len(file):,}" + (", each with 4 reflections" if reflected else "")),
         ("grid", f"{file.resolution} × {file.resolution}"),
-        ("share of high coefficients", f"{inputs.total / inputs.count:.4f}"),
+        ("share of high coefficients", f"{inputs.mean[0]:.4f}"),
         ("solutions", str(solutions)),
-        *_law_facts(file.law),
+        *_provenance_facts(file.provenance),
     )
     return Description(path, "NeuralOperator Darcy samples", facts)
 
@@ -152,12 +152,13 @@ def _check_points(path: Path) -> Description:
     learnable = point_samples.TargetCheck(file)
     for first in range(0, len(file), _BLOCK_SAMPLES):
         rows = np.arange(first, min(first + _BLOCK_SAMPLES, len(file)))
-        values.see(torch.from_numpy(file.observations(rows).values))
+        values.see(file.observations(rows).values)
         queried = file.queries(rows)
-        targets.see(torch.from_numpy(queried.values))
+        targets.see(queried.values)
         learnable.see(rows, queried)
         file.conditions(rows)
-    learnable.finish()
+    learnable.finish(learned=False)
+    learnable.warn_of_sizes()
     facts = (
         ("samples", f"{len(file):,}"),
         ("domain", f"{file.domain.low} to {file.domain.high}"),
@@ -178,10 +179,10 @@ def _splits(partition: Partition | None) -> str:
     return ", ".join(f"{len(getattr(partition, name)):,} {name}" for name in SPLITS)
 
 
-def _law_facts(law: Law | None) -> tuple[tuple[str, str], ...]:
-    if law is None:
-        return (("law", "none stored: not made by fst"),)
-    return tuple((name, str(value)) for name, value in law.items())
+def _provenance_facts(provenance: Provenance | None) -> tuple[tuple[str, str], ...]:
+    if provenance is None:
+        return (("provenance", "none stored: not made by fst"),)
+    return tuple((name, str(value)) for name, value in provenance.items())
 
 
 def _names(labels: tuple[point_files.Label, ...]) -> str:

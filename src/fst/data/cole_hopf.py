@@ -24,6 +24,8 @@ from torch import Tensor
 _NODES_PER_DEVIATION = 1.5
 _LARGEST_EXPONENT = 40.0  # terms smaller than its negative exponential are below rounding
 _WEIGHTS_AT_ONCE = 2**22
+# Where logarithms of weights differ by less than this, a Fourier transform keeps 11 digits.
+_SMALL_RANGE = 10.0
 
 
 def exact_solution(
@@ -60,6 +62,81 @@ def exact_solution(
     return solution
 
 
+def exact_trajectory(
+    initial: Float[Tensor, " n"], viscosity: float, times: Float[Tensor, " t"]
+) -> Float[Tensor, "t n"]:
+    """u at `times`, which rise from 0, at the centres of the n cells, in float64.
+
+    The same integrals as above, from each time to the next. In a short time little comes from far
+    away, so each x needs only the nodes near it: much less work where there are many times.
+    """
+    _check(initial[None], viscosity, times, initial)
+    steps = times.diff()
+    if times[0] != 0 or (steps <= 0).any():
+        raise ValueError("times must rise from 0")
+    diffusivity = viscosity / math.pi
+    values = initial.detach().double()
+    mean = values.mean()
+    samples = (values - mean)[None]
+    shortest = steps.min().item() if len(steps) else 1.0
+    each = _node_count(samples, diffusivity, shortest) // len(values)
+    nodes = each * len(values)
+    start = 0.5 / len(values)  # the first node is the first cell's centre
+    density = _resampled(samples, nodes, start=start)[0]
+    potential = _resampled(samples, nodes, start=start, integrated=True)[0] / (2 * diffusivity)
+    fastest = density.abs().max().item()  # nothing gets faster
+    solution = [values]
+    for step in steps.tolist():
+        drift, spread = mean.item() * step, diffusivity * step
+        if potential.max() - potential.min() < _SMALL_RANGE:
+            density, potential = _step_by_fourier(density, potential, drift, spread)
+        else:
+            reach = fastest * step + math.sqrt(4 * _LARGEST_EXPONENT * spread)
+            density, potential = _step_from_near(density, potential, drift, spread, reach)
+        solution.append(mean + density[::each])
+    return torch.stack(solution)
+
+
+def _step_by_fourier(
+    density: Float[Tensor, " k"], potential: Float[Tensor, " k"], drift: float, spread: float
+) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+    """Both integrals as convolutions; they lose as many digits as the weights span."""
+    least = potential.min()
+    weights = torch.exp(least - potential)
+    frequencies = _frequencies(len(potential), potential)
+    kernel = torch.exp(-spread * frequencies.square() - 1j * drift * frequencies)
+    spectra = torch.fft.rfft(torch.stack([weights * density, weights])) * kernel
+    above, total = torch.fft.irfft(spectra, n=len(potential))
+    return above / total, least - total.log()
+
+
+def _step_from_near(
+    density: Float[Tensor, " k"],
+    potential: Float[Tensor, " k"],
+    drift: float,
+    spread: float,
+    reach: float,
+) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+    """Both integrals over the nodes within `reach` of where x came from, by logarithms."""
+    nodes = len(potential)
+    half = min(nodes // 2, math.ceil(reach * nodes))
+    count = min(nodes, 2 * half + 1)
+    # The window moves by whole nodes, and the kernel has the rest of the drift.
+    whole = round(drift * nodes)
+    offsets = half - torch.arange(count, dtype=potential.dtype)  # (x − y) · nodes, less `whole`
+    images = math.ceil(math.sqrt(4 * _LARGEST_EXPONENT * spread)) + 1
+    distances = ((offsets + whole) / nodes - drift)[:, None] + torch.arange(-images, images + 1)
+    kernel = distances.square().mul_(-0.25 / spread).logsumexp(dim=1)
+    around = torch.stack([potential, density]).roll((whole + half), dims=1)
+    near = torch.cat([around, around[:, : count - 1]], dim=1).unfold(1, count, 1)  # 2 nodes count
+    weights = kernel - near[0]
+    largest = weights.amax(dim=1)
+    weights.sub_(largest[:, None]).exp_()
+    total = weights.sum(dim=1)
+    above = weights.mul_(near[1]).sum(dim=1)
+    return above / total, -(total.log() + largest)
+
+
 def _check(initial: Tensor, viscosity: float, times: Tensor, positions: Tensor) -> None:
     for name, value, rank in (("initial", initial, 2), ("times", times, 1)):
         if value.ndim != rank or value.numel() == 0:
@@ -87,15 +164,16 @@ def _frequencies(points: int, like: Tensor) -> Float[Tensor, " k"]:
     return 2 * math.pi * torch.arange(points // 2 + 1, dtype=torch.float64, device=like.device)
 
 
-def _spectrum(samples: Float[Tensor, "b n"]) -> Tensor:
-    """Coefficients c_k of Re Σ c_k exp(2πikx), k ≥ 0, that passes through the samples."""
+def _spectrum(samples: Float[Tensor, "b n"], start: float = 0.0) -> Tensor:
+    """Coefficients c_k of Re Σ c_k exp(2πik(x − start)), k ≥ 0, that passes through the samples."""
     points = samples.shape[1]
     spectrum = torch.fft.rfft(samples) * (2 / points)
     spectrum[:, 0] /= 2
     if points % 2 == 0:
         spectrum[:, -1] /= 2
-    # From node 0 at x = 0 to node 0 at the first cell's centre.
-    shifted: Tensor = spectrum * torch.exp(-0.5j / points * _frequencies(points, samples))
+    # The samples begin at the first cell's centre.
+    angles = (start - 0.5 / points) * _frequencies(points, samples)
+    shifted: Tensor = spectrum * torch.exp(1j * angles)
     return shifted
 
 
@@ -107,10 +185,10 @@ def _interpolated(
 
 
 def _resampled(
-    samples: Float[Tensor, "b n"], nodes: int, *, integrated: bool = False
+    samples: Float[Tensor, "b n"], nodes: int, *, start: float = 0.0, integrated: bool = False
 ) -> Float[Tensor, "b nodes"]:
-    """The interpolant, or its mean-free antiderivative, at the nodes j / `nodes`."""
-    spectrum = _spectrum(samples)
+    """The interpolant, or its mean-free antiderivative, at the nodes `start` + j / `nodes`."""
+    spectrum = _spectrum(samples, start)
     if integrated:
         spectrum[:, 1:] /= 1j * _frequencies(samples.shape[1], samples)[1:]
         spectrum[:, 0] = 0

@@ -14,9 +14,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from fst.data.errors import DataError, reading
-from fst.data.point_files import Label, PointSample
-from fst.data.point_writer import Labels, PointFunctions
+from fst.data.files import DataError, reading
+from fst.data.point_files import Label, Labels, PointFunctions, PointSample
 from fst.types import Domain
 
 

@@ -7,14 +7,14 @@ stored truth values; standardised, the two are the same.
 
 NeuralOperator's layout is a PyTorch file with a dictionary: `x` (samples, r, r) bool, True where
 the coefficient is high, and `y` (samples, r, r) float32, the solution. A file made here also has
-its `law` as JSON text. Files are opened memory-mapped and without unpickling (`weights_only=True`):
-a file from elsewhere cannot run code, and only the rows asked for are read. Our own
-`darcy_train_{r}_reflected.pt`, for augmentation, has `x` and `y` of shape (samples, 4, r, r), each
-sample reflected on no axis, the first, the second and both, and in `rows` the rows of the training
-file that they are.
+its provenance as JSON text under `law`. Files are opened memory-mapped and without unpickling
+(`weights_only=True`): a file from elsewhere cannot run code, and only the rows asked for are read.
+Our own `darcy_train_{r}_reflected.pt`, for augmentation, has `x` and `y` of shape (samples, 4, r,
+r), each sample reflected on no axis, the first, the second and both, and in `rows` the rows of the
+training file that they are.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -26,24 +26,24 @@ from rich.console import Console
 from torch import Tensor
 
 from fst.data import darcy
-from fst.data.errors import DataError, reading, reading_hdf5, writing
-from fst.data.row_writer import (
-    Column,
-    Law,
+from fst.data.files import (
+    STORED,
+    DataError,
     Plan,
+    Produce,
+    Provenance,
     first_not_finite,
-    law_text,
-    package_version,
-    read_law,
-    settle_existing,
-    write_rows,
+    provenance_text,
+    read_provenance,
+    reading,
+    reading_hdf5,
+    writing,
 )
 from fst.data.samples import GridSamples, Samples, random_moves
-from fst.data.source import DataSource, check_counts
-from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
+from fst.data.source import MadeData, Partition, TestSplit
 from fst.io import publish
-from fst.terminal import Terminal
 from fst.types import check_fields
+from fst.version import __version__
 
 LAYOUT = "a NeuralOperator .pt file with x (samples, r, r) bool and y (samples, r, r) float32"
 REFLECTED = "a .pt file with x (samples, 4, r, r) bool, y (samples, 4, r, r) float32 and rows"
@@ -54,7 +54,7 @@ _CHUNK_NODES = {"cpu": 2**21, "cuda": 2**25}
 
 
 @dataclass(frozen=True)
-class DarcyData(DataSource):
+class DarcyData(MadeData):
     """Solutions of −∇·(a∇u) = 1 on the unit square, zero on its boundary, a of two values."""
 
     value_names = (("a", ""),)
@@ -85,7 +85,7 @@ class DarcyData(DataSource):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_counts(self)
+        self.check_counts()
         if self.training + self.validation > self.training_file:
             raise ValueError(
                 f"training and validation must fit into training_file = {self.training_file}, "
@@ -96,51 +96,27 @@ class DarcyData(DataSource):
     def grid(self) -> tuple[int, int]:
         return self.resolution, self.resolution
 
-    def files(self, folder: Path) -> list[Path]:
-        """The files of this recipe, whether they exist or not."""
-        return [folder / file_name(which, self.resolution) for which in ("train", "test")]
+    def parts(self, folder: Path) -> dict[Path, tuple[str]]:
+        """A training and a test file, and where it is needed one of reflected samples."""
+        kinds = ("train", "test") + (("reflected",) if self.symmetries == "square" else ())
+        return {self._path(folder, which): (which,) for which in kinds}
 
-    def prepare(
-        self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
-    ) -> None:
-        """Make the files that are missing. A file that is there is checked and kept."""
-        console = console or Terminal()
-        for which in ("train", "test"):
-            path = folder / file_name(which, self.resolution)
-            if not path.exists():
-                self.make(path, which, device=device, console=console)
-                continue
-            law = (self._open_train(folder) if which == "train" else self._open_test(folder)).law
-            if law is not None and law.get("seed") != self.seed:
-                console.print(f"{path.name}: kept, made with seed {law.get('seed')}")
-        reflected = folder / file_name("train", self.resolution, "_reflected")
-        if self.symmetries == "square" and not reflected.exists():
-            self.make_reflected(reflected, device=device, console=console)
+    def _path(self, folder: Path, which: str) -> Path:
+        if which == "reflected":
+            return folder / file_name("train", self.resolution, "_reflected")
+        return folder / file_name(which, self.resolution)
 
-    def make(
-        self,
-        path: Path,
-        which: Literal["train", "test"],
-        *,
-        device: torch.device | str,
-        console: Console,
-        batch_size: int | None = None,
-        force: bool = False,
-    ) -> bool:
-        """Make one file, going on from an unfinished one; False if it was there already."""
+    def plan(self, path: Path, device: torch.device, *part: Any) -> tuple[Plan, Produce, int]:
         if not 1 <= self.resolution < self.fine or self.fine % self.resolution:
             raise DataError(
                 f"{path}: cannot be made, resolution {self.resolution} must divide fine "
                 f"{self.fine} and be smaller"
             )
+        if part == ("reflected",):
+            return self._plan_reflected(path, device)
         # The test file continues where the training file ends: no sample is in both.
-        start = 0 if which == "train" else self.training_file
-        count = self.training_file if which == "train" else self.test
-        law = self._law(start, count)
-        if path.exists():
-            existing = None if force else open_fields(path).law
-            if settle_existing(path, law, existing, force=force):
-                return False
+        start = 0 if part == ("train",) else self.training_file
+        count = self.training_file if part == ("train",) else self.test
 
         def produce(first: int, stop: int) -> dict[str, np.ndarray]:
             settings = {"start": start + first, "fine": self.fine}
@@ -149,102 +125,73 @@ class DarcyData(DataSource):
             )
             return {"x": inputs.cpu().numpy(), "y": solutions.cpu().numpy()}
 
-        batch_size = batch_size or _BATCH.get(torch.device(device).type, 16)
-        _make(_plan(path, law, count, self.grid), produce, batch_size, console, force)
-        return True
+        plan = Plan(path, self._provenance(start, count), count, _columns(self.grid), {}, {})
+        return plan, produce, _BATCH.get(device.type, 16)
 
-    def make_reflected(self, path: Path, *, device: torch.device | str, console: Console) -> None:
-        """Make the training rows again with their reflections, taken on the fine grid."""
-        train = self._open_train(path.parent)
-        if train.law != self._law(0, len(train)):
+    def _plan_reflected(self, path: Path, device: torch.device) -> tuple[Plan, Produce, int]:
+        """The training rows again with their reflections, taken on the fine grid."""
+        train, partition = self.opened(self._path(path.parent, "train"), "train")
+        if train.provenance != self._provenance(0, len(train)):
             raise DataError(
                 f"{train.path}: was not made by these settings, so its samples cannot be made "
                 'again with reflections; use symmetries "transpose", which needs none'
             )
-        rows = self._partition(train).training
-        law = {**train.law, "rows": "training", "reflections": 4, "split_seed": self.split_seed}
-        law["training"] = self.training
+        rows = partition.training
+        provenance = {
+            **train.provenance,
+            "rows": "training",
+            "reflections": 4,
+            "split_seed": self.split_seed,
+            "training": self.training,
+        }
 
         def produce(first: int, stop: int) -> dict[str, np.ndarray]:
-            return self._reflected(rows[first:stop], device)
-
-        plan = _plan(path, law, len(rows), (4, *self.grid), {"rows": rows})
-        _make(plan, produce, _BATCH.get(torch.device(device).type, 16), console)
-
-    def _reflected(self, rows: np.ndarray, device: torch.device | str) -> dict[str, np.ndarray]:
-        """Samples reflected on no axis, the first, the second and both; then put on the grid."""
-        nodes = _CHUNK_NODES.get(torch.device(device).type, 2**21)
-        at_once = max(1, nodes // self.fine**2)
-        inputs, solutions = [], []
-        for first in range(0, len(rows), at_once):
             fields = [
                 darcy.sample_coefficient(1, self.fine + 1, self.seed, start=int(row), device=device)
-                for row in rows[first : first + at_once]
+                for row in rows[first:stop]
             ]
             coefficient = torch.cat(fields)
             high = self._reflections(coefficient) == darcy.HIGH
-            inputs.append(high.cpu().numpy())
-            solutions.append(self._reflections(darcy.solve(coefficient)).float().cpu().numpy())
-        return {"x": np.concatenate(inputs), "y": np.concatenate(solutions)}
+            solutions = self._reflections(darcy.solve(coefficient)).float()
+            return {"x": high.cpu().numpy(), "y": solutions.cpu().numpy()}
+
+        plan = Plan(path, provenance, len(rows), _columns((4, *self.grid)), {"rows": rows}, {})
+        return plan, produce, max(1, _CHUNK_NODES.get(device.type, 2**21) // self.fine**2)
 
     def _reflections(self, field: Tensor) -> Tensor:
+        """Reflected on no axis, the first, the second and both; then put on the grid."""
         axes: tuple[tuple[int, ...], ...] = ((), (1,), (2,), (1, 2))
         moved = [darcy.subsample(field.flip(flipped), self.resolution) for flipped in axes]
         return torch.stack(moved, dim=1)
 
-    def load(
-        self,
-        folder: Path,
-        device: torch.device | str = "cpu",
-        *,
-        augment: bool = False,
-        console: Console | None = None,
-    ) -> tuple[TrainingSplit[Samples], ValidationSplit[Samples]]:
-        """Training and validation, on the device. The test file is not opened."""
-        train = self._open_train(folder)
-        partition = self._partition(train)
+    def splits(
+        self, folder: Path, device: torch.device, augment: bool, console: Console | None
+    ) -> tuple[Samples, Samples]:
+        """The test file is not opened."""
+        ((train, partition),) = self.for_training(folder)
         fields = _read(train, partition.validation, device)
         validation = GridSamples.fully_observed(*fields).on_grid(self.validation_grid)
         fields = _read(train, partition.training, device)
         if not augment:
-            samples = GridSamples.fully_observed(*fields)
-        elif self.symmetries == "transpose":
-            samples = SquareSamples(*(field[:, None] for field in fields))
-        else:
-            samples = self._with_reflections(train, partition.training, fields[0])
-        return TrainingSplit(samples), ValidationSplit(validation)
-
-    def _with_reflections(
-        self, train: "FieldFile", rows: np.ndarray, inputs: Tensor
-    ) -> "SquareSamples":
-        """Training samples with their stored reflections, checked to be of these samples."""
-        path = train.path.with_name(file_name("train", self.resolution, "_reflected"))
+            return GridSamples.fully_observed(*fields), validation
+        if self.symmetries == "transpose":
+            return SquareSamples(*(field[:, None] for field in fields)), validation
+        path = self._path(folder, "reflected")
         reflected = open_reflected(path)
-        stored = reflected.rows
-        if stored is None or not np.array_equal(stored.numpy(), rows):
+        if reflected.rows is None or not np.array_equal(reflected.rows, partition.training):
             raise DataError(f"{path}: holds other rows than the training split of {train.path}")
-        fields = _read(reflected, np.arange(len(reflected)), inputs.device)
-        if not torch.equal(fields[0][:, 0], inputs):
+        moved = _read(reflected, np.arange(len(reflected)), device)
+        if not torch.equal(moved[0][:, 0], fields[0]):
             raise DataError(f"{path}: holds reflections of other samples than {train.path}")
-        return SquareSamples(*fields)
-
-    def fingerprint(self, folder: Path) -> dict[str, Any]:
-        """By which the data of a run are known again: their splits, and the size of a few rows."""
-        train = self._open_train(folder)
-        partition = self._partition(train)
-        rows = np.concatenate([looked_at(partition.training), looked_at(partition.validation)])
-        sizes = [
-            u.double().square().mean().sqrt().item() for _, _, b in train.blocks(rows) for u in b
-        ]
-        return {"splits": [partition.digest], "sizes": sizes}
+        return SquareSamples(*moved), validation
 
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
         """The first `test` samples of the test file on the whole grid."""
-        fields = _read(self._open_test(folder), np.arange(self.test), device)
-        samples = GridSamples.fully_observed(*fields)
+        file, partition = self.opened(self._path(folder, "test"), "test")
+        samples = GridSamples.fully_observed(*_read(file, partition.test, device))
         return TestSplit(samples, values=self.value_names, targets=self.target_names)
 
-    def _law(self, start: int, count: int) -> Law:
+    def _provenance(self, start: int, count: int) -> Provenance:
         return {
             "equation": "-div(a grad u) = 1 on the unit square, u = 0 on its boundary",
             "coefficient": f"{darcy.HIGH} where a Gaussian field is positive, else {darcy.LOW}",
@@ -255,31 +202,50 @@ class DarcyData(DataSource):
             "samples": count,
             "resolution": self.resolution,
             "fine": self.fine,
-            "version": package_version(),
+            "version": __version__,
         }
 
-    def _open_train(self, folder: Path) -> "FieldFile":
-        # A published training file may be longer or shorter than one made here.
-        return self._open(folder, "train", self.training + self.validation)
+    def for_training(self, folder: Path) -> list[tuple["FieldFile", Partition]]:
+        return [self.opened(self._path(folder, "train"), "train")]
 
-    def _open_test(self, folder: Path) -> "FieldFile":
-        return self._open(folder, "test", self.test)
+    def layout(self, path: Path) -> "FieldFile":
+        return open_fields(path)
 
-    def _open(self, folder: Path, which: Literal["train", "test"], at_least: int) -> "FieldFile":
-        path = folder / file_name(which, self.resolution)
+    def opened(self, path: Path, *part: Any) -> tuple["FieldFile", Partition]:
+        if part == ("reflected",):
+            file = open_reflected(path)
+            return file, Partition.consecutive(len(file), 0, 0)
         file = open_fields(path)
         if file.resolution != self.resolution:
             raise DataError(
                 f"{path}: holds a {file.resolution} × {file.resolution} grid, "
                 f"expected {self.resolution} × {self.resolution}"
             )
+        # A published training file may be longer or shorter than one made here.
+        at_least = self.training + self.validation if part == ("train",) else self.test
         if len(file) < at_least:
             raise DataError(f"{path}: holds {len(file)} samples, expected at least {at_least}")
-        return file
-
-    def _partition(self, train: "FieldFile") -> Partition:
+        if part == ("test",):
+            return file, Partition.consecutive(0, 0, self.test)
         counts = {"training": self.training, "validation": self.validation, "test": 0}
-        return Partition.drawn(len(train), **counts, seed=self.split_seed)
+        return file, Partition.drawn(len(file), **counts, seed=self.split_seed)
+
+    def finish(self, plan: Plan) -> None:
+        """Make the `.pt` file of the part, atomically, and remove the part."""
+        with reading_hdf5(plan.part, "an unfinished file of fst") as file:
+            # The part's arrays are contiguous, so they can be mapped and copied, not loaded.
+            content: dict[str, object] = {
+                name: torch.from_numpy(
+                    np.memmap(plan.part, stored.dtype, "c", stored.id.get_offset(), stored.shape)
+                )
+                for name, stored in file.items()
+            }
+        content[STORED] = provenance_text(plan.provenance)
+        saving = plan.part.with_name(plan.part.name + ".pt")
+        with writing(plan.path):
+            torch.save(content, saving)
+            publish(saving, plan.path)
+            plan.part.unlink()
 
 
 class SquareSamples(GridSamples):
@@ -345,7 +311,7 @@ class FieldFile:
     inputs: Bool[Tensor, "n *r"]
     solutions: Float[Tensor, "n *r"]
     rows: Int[Tensor, " n"] | None
-    law: Law | None
+    provenance: Provenance | None
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -406,7 +372,8 @@ def _open(path: Path, layout: str, axes: int) -> FieldFile:
             f"got {tuple(inputs.shape)} and {tuple(solutions.shape)}"
         )
     rows = None if "rows" not in content else _tensor(path, content, "rows", torch.int64, 1, layout)
-    return FieldFile(path, inputs, solutions, rows, read_law(path, content.get("law")))
+    provenance = read_provenance(path, content.get(STORED))
+    return FieldFile(path, inputs, solutions, rows, provenance)
 
 
 def _tensor(
@@ -427,37 +394,5 @@ def _tensor(
     return value
 
 
-def _plan(
-    path: Path,
-    law: Law,
-    rows: int,
-    shape: tuple[int, ...],
-    constants: dict[str, np.ndarray] | None = None,
-) -> Plan:
-    columns = {"x": Column(shape, "bool"), "y": Column(shape, "float32")}
-    return Plan(path, law, rows, columns, constants or {}, {})
-
-
-def _make(
-    plan: Plan,
-    produce: Callable[[int, int], dict[str, np.ndarray]],
-    batch_size: int,
-    console: Console,
-    force: bool = False,
-) -> None:
-    """Write a part, make the `.pt` file of it, atomically, and remove the part."""
-    write_rows(plan, produce, batch_size=batch_size, console=console, force=force)
-    with reading_hdf5(plan.part, "an unfinished file of fst") as file:
-        # The part's arrays are contiguous, so they can be mapped and copied without being loaded.
-        content: dict[str, object] = {
-            name: torch.from_numpy(
-                np.memmap(plan.part, stored.dtype, "c", stored.id.get_offset(), stored.shape)
-            )
-            for name, stored in file.items()
-        }
-    content["law"] = law_text(plan.law)
-    saving = plan.part.with_name(plan.part.name + ".pt")
-    with writing(plan.path):
-        torch.save(content, saving)
-        publish(saving, plan.path)
-        plan.part.unlink()
+def _columns(shape: tuple[int, ...]) -> dict[str, np.dtype]:
+    return {"x": np.dtype(("bool", shape)), "y": np.dtype(("float32", shape))}

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from fst.data.point_data import PointData, anchor_layout
-from fst.data.point_files import PointSample, read_points
-from fst.data.point_writer import checked_points, real_numbers
+from fst.data.point_files import PointSample, checked_sample, read_points
+from fst.data.point_samples import Ragged
 from fst.data.samples import Batch, RunningMoments, Statistics
-from fst.data.splits import SPLITS
+from fst.data.source import SPLITS
 from fst.types import Domain, Observations, check_argument
 
 
@@ -62,7 +62,7 @@ class PointDataset(Dataset[PointSample]):
             if domain is None or split is not None:
                 raise ValueError("samples need a domain, and have no splits")
             self.domain = domain
-            self.samples = [_checked(row, each, domain) for row, each in enumerate(samples)]
+            self.samples = [checked_sample(row, each, domain) for row, each in enumerate(samples)]
             self.rows = list(range(len(self.samples)))
         if not self.rows:
             raise ValueError("samples must hold at least one sample, got none")
@@ -115,42 +115,17 @@ def collate(samples: Sequence[PointSample]) -> Batch:
 
     Padding repeats a sample's first point, so that it is finite and inside the domain.
     """
-    positions, mask = _padded([sample.positions for sample in samples])
-    values, _ = _padded([sample.values for sample in samples])
-    queries, query_mask = _padded([sample.queries for sample in samples])
-    targets, _ = _padded([sample.targets for sample in samples])
+    observed = _padded([sample.positions for sample in samples], [s.values for s in samples])
+    queried = _padded([sample.queries for sample in samples], [s.targets for s in samples])
     condition = None
     if samples[0].condition is not None:
         condition = torch.from_numpy(np.stack([np.asarray(each.condition) for each in samples]))
-    return Batch(Observations(positions, values, condition, mask), queries, targets, query_mask)
+    return Batch(Observations(observed[0], observed[1], condition, observed[2]), *queried)
 
 
-def _padded(rows: Sequence[Any]) -> tuple[Float[Tensor, "b n k"], Bool[Tensor, "b n"] | None]:
-    sizes = torch.tensor([len(row) for row in rows])
-    where = torch.arange(int(sizes.max()))
-    real = where < sizes[:, None]
-    padded = np.stack([row[index] for row, index in zip(rows, (where * real).numpy(), strict=True)])
-    return torch.from_numpy(padded), None if bool(real.all()) else real
-
-
-def _checked(row: int, sample: PointSample, domain: Domain) -> PointSample:
-    """A sample as a file would hold it: float32, without masked points."""
-    check_argument(f"sample {row}", sample, PointSample)
-    positions, values = checked_points(
-        f"sample {row}: observations",
-        real_numbers(row, "positions", sample.positions),
-        real_numbers(row, "values", sample.values),
-        sample.mask,
-        domain,
-    )
-    queries, targets = checked_points(
-        f"sample {row}: queries",
-        real_numbers(row, "queries", sample.queries),
-        real_numbers(row, "targets", sample.targets),
-        sample.query_mask,
-        domain,
-    )
-    condition = None
-    if sample.condition is not None:
-        condition = np.ma.getdata(real_numbers(row, "condition", sample.condition)).reshape(-1)
-    return PointSample(positions, values, queries, targets, condition)
+def _padded(
+    positions: Sequence[Any], values: Sequence[Any]
+) -> tuple[Float[Tensor, "b n s"], Float[Tensor, "b n v"], Tensor | None]:
+    sizes = torch.tensor([len(row) for row in positions])
+    joined = [torch.from_numpy(np.concatenate(rows)) for rows in (positions, values)]
+    return Ragged.of(joined[0], joined[1], sizes).take(torch.arange(len(sizes)))

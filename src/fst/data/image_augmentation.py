@@ -49,11 +49,11 @@ def sampling_matrix(
     mirrored: Bool[Tensor, " b"] | None = None,
 ) -> Float[Tensor, "b out stored"]:
     """Weights that resize `start` .. `start + length` of an axis of `stored` pixels to `out`."""
-    places = torch.arange(out, device=start.device, dtype=start.dtype).expand(len(start), out)
+    pixel = torch.arange(out, device=start.device, dtype=start.dtype).expand(len(start), out)
     if mirrored is not None:
-        places = torch.where(mirrored[:, None], out - 1 - places, places)
+        pixel = torch.where(mirrored[:, None], out - 1 - pixel, pixel)
     scale = (length / out)[:, None]
-    centres = start[:, None] + (places + 0.5) * scale  # b out
+    centres = start[:, None] + (pixel + 0.5) * scale  # b out
     pixels = torch.arange(stored, device=start.device, dtype=start.dtype) + 0.5
     distance = (pixels - centres[..., None]) / scale.clamp(min=1.0)[..., None]
     inside = (pixels > start[:, None]) & (pixels < (start + length)[:, None])  # b stored
@@ -61,13 +61,13 @@ def sampling_matrix(
     return weights / weights.sum(dim=-1, keepdim=True)
 
 
-def blur_matrix(deviation: Float[Tensor, " b"], size: int) -> Float[Tensor, "b size size"]:
+def blur_matrix(std: Float[Tensor, " b"], size: int) -> Float[Tensor, "b size size"]:
     """A Gaussian over an axis, in pixels, its weights renormalised at the border.
 
-    A deviation far below a pixel gives the unit matrix exactly.
+    A standard deviation far below a pixel gives the unit matrix exactly.
     """
-    pixels = torch.arange(size, device=deviation.device, dtype=deviation.dtype)
-    distance = (pixels[:, None] - pixels) / deviation.clamp(min=0.01)[:, None, None]
+    pixels = torch.arange(size, device=std.device, dtype=std.dtype)
+    distance = (pixels[:, None] - pixels) / std.clamp(min=0.01)[:, None, None]
     weights = torch.exp(-0.5 * distance.square())
     return weights / weights.sum(dim=-1, keepdim=True)
 
@@ -100,20 +100,22 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class ImageAugmentation:
-    """Which augmentations, and how strong."""
+    """Which augmentations, and how strong. The defaults are the paper's."""
 
-    image_size: tuple[int, int]
+    image_size: tuple[int, int] = (224, 224)
+    """Height and width of the model's images."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
-    """Least and greatest area of the crop, as a share of the stored image."""
+    """Least and greatest area of a training crop, as a share of the image."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Least and greatest width of the crop over its height."""
+    """Least and greatest width of a training crop over its height."""
     flip: float = 0.5
     """Chance of a horizontal flip."""
     three_augment: bool = True
+    """One of greyscale, solarisation and Gaussian blur for every training image (3-Augment)."""
     jitter: float = 0.3
-    """Brightness, contrast and saturation change by factors of 1 − jitter to 1 + jitter."""
+    """Brightness, contrast and saturation change by up to this share."""
     erasing: float = 0.25
-    """Chance that a rectangle is replaced by noise."""
+    """Chance that a rectangle of a training image is replaced by noise."""
 
     def draw(self, count: int, generator: torch.Generator) -> Float[Tensor, "b a"]:
         """A row of random numbers for each image, on the generator's device."""
@@ -126,10 +128,10 @@ class ImageAugmentation:
         parts = dict(zip(_COLUMNS, numbers.split(list(_COLUMNS.values()), dim=1), strict=True))
         kind = (parts["choice"][:, 0] * 3).long().clamp(max=2)
         low, high = _BLUR
-        deviation = low + (high - low) * parts["blur"][:, 0]
+        std = low + (high - low) * parts["blur"][:, 0]
         boxes = self.crops(parts["crop"], (images.shape[2], images.shape[3]))
         flipped = parts["flip"][:, 0] < self.flip
-        blurred = torch.where(kind == 2, deviation, 0.0) if self.three_augment else None
+        blurred = torch.where(kind == 2, std, 0.0) if self.three_augment else None
         result = crop(images, boxes, self.image_size, flipped, blurred)
         if self.three_augment:
             result = grey_or_solar(result, kind == 0, kind == 1)
@@ -230,8 +232,8 @@ def jitter(
     All three move an image away from (or towards) a plainer one: black, its mean grey, itself in
     grey. `order` holds a permutation of 0, 1, 2 for each image.
     """
-    for place in range(3):
-        which = order[:, place]
+    for number in range(3):
+        which = order[:, number]
         factor = factors.gather(1, which[:, None])[..., None, None]
         grey = greyscale(images)
         which = which[:, None, None, None]
@@ -250,7 +252,7 @@ def erase(
     """Noise in the boxes of the chosen images: standard normal once the model has standardised.
 
     This is timm's mode "pixel", the one that goes with the chance 0.25; noise therefore leaves
-    [0, 1]. It is cut from one fixed picture of noise at a random place.
+    [0, 1]. It is cut from one fixed picture of noise at a random position.
     """
     height, width = images.shape[2:]
     rows = torch.arange(height, device=images.device)
@@ -273,7 +275,7 @@ def _noise(device: torch.device) -> Float[Tensor, "3 s s"]:
     # Made on the CPU, so that every device has the same.
     generator = torch.Generator().manual_seed(0)
     normal = torch.randn(3, _NOISE, _NOISE, generator=generator)
-    mean, deviation = (
+    mean, std = (
         torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_DEVIATION)
     )
-    return (mean + deviation * normal).to(device)
+    return (mean + std * normal).to(device)

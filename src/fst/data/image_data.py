@@ -8,7 +8,7 @@ Classes are the data's: `ImageData.describe` gives them to whoever builds the mo
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,13 @@ import torch
 from jaxtyping import Int
 from rich.console import Console
 
-from fst.data.errors import DataError
+from fst.data.files import DataError
 from fst.data.image_augmentation import ImageAugmentation
 from fst.data.image_decoding import View, decode_all, default_threads, report
 from fst.data.image_samples import ResidentImages, StreamedImages, TimmTransform
 from fst.data.images import LabelledImages, Skipped, find_split, has_split, listed, require_classes
-from fst.data.source import DataSource, Recipe
-from fst.data.splits import TestSplit, TrainingSplit, ValidationSplit
-from fst.data.streaming import Storage, device_memory, is_small
+from fst.data.samples import Storage, device_memory, is_small
+from fst.data.source import DataSource, Recipe, TestSplit
 from fst.terminal import Terminal
 from fst.types import check_fields
 
@@ -38,7 +37,7 @@ Images = ResidentImages | StreamedImages
 
 
 @dataclass(frozen=True)
-class ImageData(DataSource):
+class ImageData(DataSource, ImageAugmentation):
     """Labelled images. The defaults are the paper's for ImageNet-1K.
 
     With `held_out` = 0, as in the paper, checkpoints are selected on the `val` images, on which the
@@ -48,8 +47,6 @@ class ImageData(DataSource):
 
     own = "images of yours: add --data FOLDER"
 
-    image_size: tuple[int, int] = (224, 224)
-    """Height and width of the model's images."""
     resize: int = 256
     """Validation: the short side before the central image_size is cut out."""
     storage: Storage = "auto"
@@ -58,18 +55,6 @@ class ImageData(DataSource):
     resident where a split takes at most a quarter of the GPU's memory (4 GiB without a GPU)."""
     stored_size: int | None = None
     """Resident training images: the short side they are stored at. None is `resize`."""
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    """Least and greatest area of a training crop, as a share of the image."""
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Least and greatest width of a training crop over its height."""
-    flip: float = 0.5
-    """Chance of a horizontal flip."""
-    three_augment: bool = True
-    """One of greyscale, solarisation and Gaussian blur for every training image (3-Augment)."""
-    jitter: float = 0.3
-    """Brightness, contrast and saturation change by up to this share."""
-    erasing: float = 0.25
-    """Chance that a rectangle of a training image is replaced by noise."""
     held_out: int | None = 0
     """Training images set aside for validation, the same share of every class; None is a
     twentieth. If that allows, at least one of every class that has two."""
@@ -128,24 +113,18 @@ class ImageData(DataSource):
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._fits(train, self._stored, torch.device(device))
 
-    def load(
-        self,
-        folder: Path,
-        device: torch.device | str = "cpu",
-        *,
-        augment: bool = False,
-        console: Console | None = None,
-    ) -> tuple[TrainingSplit[Images], ValidationSplit[Images]]:
-        """Training and validation. `val` is not opened where validation images are held out."""
+    def splits(
+        self, folder: Path, device: torch.device, augment: bool, console: Console | None
+    ) -> tuple[Images, Images]:
+        """`val` is not opened where validation images are held out."""
         console = console or _main_console()
         train = find_split(folder, TRAIN)
         training, validation = self._hold_out(train)
         if validation is None:
             validation = _val(folder, train)
-        chosen = torch.device(device)
         return (
-            TrainingSplit(self._images(training, chosen, console, "training", augment)),
-            ValidationSplit(self._images(validation, chosen, console, "validation")),
+            self._images(training, device, console, "training", augment),
+            self._images(validation, device, console, "validation"),
         )
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
@@ -215,13 +194,7 @@ class ImageData(DataSource):
     @property
     def augmentation(self) -> ImageAugmentation:
         return ImageAugmentation(
-            self.image_size,
-            self.crop_scale,
-            self.crop_ratio,
-            self.flip,
-            self.three_augment,
-            self.jitter,
-            self.erasing,
+            **{field.name: getattr(self, field.name) for field in fields(ImageAugmentation)}
         )
 
     @property

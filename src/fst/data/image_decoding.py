@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from fst.data.errors import DataError
+from fst.data.files import DataError
 from fst.data.images import ImageFiles, LabelledImages, Skipped, listed
 from fst.terminal import printable
 

@@ -6,11 +6,12 @@ training never waits for decoding. `StreamedImages` decodes in background proces
 images go through timm's transforms, which need torchvision.
 """
 
+import copy
 import hashlib
 import json
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,75 +22,17 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from fst.classifiers import IMAGENET_DEVIATION, IMAGENET_MEAN
-from fst.data.errors import DataError
+from fst.data.files import DataError
 from fst.data.image_augmentation import Boxes, ImageAugmentation, crop
 from fst.data.image_decoding import ImageError, View, decoding, read
 from fst.data.images import LabelledImages, Skipped
-from fst.data.samples import Rows
-from fst.data.streaming import Asked, stream
+from fst.data.samples import Asked, Rows, Streamed
 
 ImageTransform = Callable[[Image.Image], Tensor]
 Item = tuple[Tensor, int, list[Skipped]]
-
-
-class ImageReader(Dataset[Item]):
-    """Images by (row, seed), for PyTorch's loader."""
-
-    def __init__(
-        self, images: LabelledImages, view: View, transform: ImageTransform | None = None
-    ) -> None:
-        self.images = images
-        self.view = view
-        self.transform = transform
-        # Rows in the order of their classes, where a row is there, and where a class begins.
-        self._order = np.argsort(images.labels, kind="stable")
-        self._place = np.argsort(self._order)
-        self._starts = np.concatenate([[0], np.cumsum(images.counts)])
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, asked: tuple[int, int | None]) -> Item:
-        row, seed = asked
-        skipped: list[Skipped] = []
-        for candidate in self._candidates(row):
-            file = int(self.images.rows[candidate])
-            try:
-                with decoding(read(self.images.files, file)) as image:
-                    changed = self._changed(image, candidate, seed)
-            except ImageError as error:
-                skipped.append(Skipped(self.images.files.title(file), str(error)))
-                continue
-            return changed, int(self.images.labels[candidate]), skipped
-        raise DataError(
-            f"{self.images.files.source}: none of {len(skipped):,} images can be decoded; "
-            f"{skipped[0].name} {skipped[0].reason}"
-        )
-
-    def _candidates(self, row: int) -> Iterator[int]:
-        """The row, those that follow it in its class (from the start after the end), all others."""
-        label = self.images.labels[row]
-        start, end = int(self._starts[label]), int(self._starts[label + 1])
-        for step in range(end - start):
-            yield int(self._order[start + (self._place[row] - start + step) % (end - start)])
-        for step in range(len(self) - (end - start)):
-            yield int(self._order[(end + step) % len(self)])
-
-    def _changed(self, image: Image.Image, row: int, seed: int | None) -> Float[Tensor, "3 h w"]:
-        if seed is None or self.transform is None:
-            return torch.from_numpy(self.view(image)).float() / 255.0
-        with seeded(seed, row):
-            return self.transform(image)
-
-
-def collate(
-    items: Sequence[Item],
-) -> tuple[Float[Tensor, "b 3 h w"], Int[Tensor, " b"], list[Skipped]]:
-    images, labels, skipped = zip(*items, strict=True)
-    return torch.stack(images), torch.tensor(labels), [item for some in skipped for item in some]
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -143,9 +86,6 @@ class TimmTransform:
     def __call__(self, image: Image.Image) -> Float[Tensor, "3 h w"]:
         transformed: Tensor = self.transform(image) * self._deviation + self._mean
         return transformed
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -227,15 +167,9 @@ class ResidentImages(LabelledRows):
         return self.pixels.device
 
     def to(self, device: torch.device | str) -> Self:
-        return type(self)(
-            self.pixels.to(device),
-            self.labels,
-            self.class_names,
-            self.names,
-            self.skipped,
-            view=self.view,
-            augmentation=self.augmentation,
-        )
+        moved = copy.copy(self)
+        moved.pixels, moved.labels = self.pixels.to(device), self.labels.to(device)
+        return moved
 
     def augmentations(
         self, solutions: int, generator: torch.Generator
@@ -273,13 +207,13 @@ class ResidentImages(LabelledRows):
         return crop(pixels, box, size, shape < 0, None)
 
 
-class StreamedImages(LabelledRows):
+class StreamedImages(Streamed, LabelledRows):
     """Images decoded when they are needed.
 
-    `iterate` is for training: worker processes read ahead, in the order of a plan. `batch` decodes
-    at once, as in validation. A file that cannot be decoded is replaced by another of its class
-    (always the same one), noted in `skipped` and said in the log: a first look at every file would
-    take as long as an epoch.
+    What is done to a row is a function of the seed and the row alone; the seed None asks for
+    evaluation views. A file that cannot be decoded is replaced by another of its class (always the
+    same one), noted in `skipped` and said in the log: a first look at every file would take as long
+    as an epoch.
     """
 
     def __init__(
@@ -300,21 +234,17 @@ class StreamedImages(LabelledRows):
         self.transform = transform
         self.workers = workers
         self._device = torch.device(device)
-        self._reader = ImageReader(images, view, transform)
         self._met: set[str] = set()
+        # Rows in the order of their classes, the rank of each row there, where a class begins.
+        self._order = np.argsort(images.labels, kind="stable")
+        self._rank = np.argsort(self._order)
+        self._starts = np.concatenate([[0], np.cumsum(images.counts)])
 
     def __len__(self) -> int:
         return len(self.images)
 
-    @property
-    def device(self) -> torch.device:
-        """Where `batch` puts images."""
-        return self._device
-
-    def to(self, device: torch.device | str) -> Self:
-        return type(self)(
-            self.images, self.view, self.transform, workers=self.workers, device=device
-        )
+    def __getitem__(self, asked: Asked) -> tuple[Tensor, Tensor, list[Skipped]]:
+        return _collated(self._decoded(row, asked.seed) for row in asked.rows.tolist())
 
     def batch(
         self,
@@ -322,12 +252,22 @@ class StreamedImages(LabelledRows):
         chosen: Int[Tensor, "b k"] | None = None,
         augmentation: Tensor | None = None,
     ) -> ImageBatch:
-        """The evaluation views of the given rows."""
+        """The evaluation views of the given rows, decoded by several threads."""
         if chosen is not None or augmentation is not None:
-            raise ValueError("chosen and augmentation must be None: streamed images have neither")
+            raise ValueError("chosen and augmentation must be None: streamed rows have neither")
         with ThreadPoolExecutor(max(1, self.workers)) as pool:
-            items = list(pool.map(self._reader.__getitem__, ((r, None) for r in rows.tolist())))
-        return self._assemble(*collate(items)).to(self._device)
+            items = pool.map(self._decoded, rows.tolist())
+            return self.received(_collated(items)).to(self._device)
+
+    def received(self, batch: tuple[Tensor, Tensor, list[Skipped]]) -> ImageBatch:
+        images, labels, skipped = batch
+        for item in skipped:
+            if item.name not in self._met:
+                self._met.add(item.name)
+                self.skipped.append(item)
+                name = item.name.encode(errors="replace").decode()
+                _log.warning("image skipped: %s: %s; another takes its place", name, item.reason)
+        return ImageBatch(images, labels)
 
     def decoded_rows(self) -> Int[Tensor, " m"]:
         """Those that another has not stood in for."""
@@ -335,30 +275,41 @@ class StreamedImages(LabelledRows):
         titles = (self.images.files.title(int(row)) for row in self.images.rows)
         return torch.arange(len(self))[torch.tensor([title not in bad for title in titles])]
 
-    def iterate(
-        self, plan: Iterable[Asked | tuple[Int[Tensor, " b"], int | None]]
-    ) -> Iterator[ImageBatch]:
-        """A batch on the CPU for each (rows, seed) of the plan, in its order.
+    def _decoded(self, row: int, seed: int | None = None) -> Item:
+        """One image with its label, or another that stands in for it, and what was skipped."""
+        skipped: list[Skipped] = []
+        for candidate in self._candidates(row):
+            file = int(self.images.rows[candidate])
+            try:
+                with decoding(read(self.images.files, file)) as image:
+                    changed = self._changed(image, candidate, seed)
+            except ImageError as error:
+                skipped.append(Skipped(self.images.files.title(file), str(error)))
+                continue
+            return changed, int(self.images.labels[candidate]), skipped
+        raise DataError(
+            f"{self.images.files.source}: none of {len(skipped):,} images can be decoded; "
+            f"{skipped[0].name} {skipped[0].reason}"
+        )
 
-        What is done to a row is a function of the seed and the row alone, so neither the number of
-        processes nor where a run was resumed changes an image. The seed None asks for evaluation
-        views.
-        """
-        asked = (Asked(*entry) for entry in plan)
-        for images, labels, skipped in stream(self._read, asked, self.workers, self._device):
-            yield self._assemble(images, labels, skipped)
+    def _candidates(self, row: int) -> Iterator[int]:
+        """The row, those that follow it in its class (from the start after the end), all others."""
+        label = self.images.labels[row]
+        start, end = int(self._starts[label]), int(self._starts[label + 1])
+        for step in range(end - start):
+            yield int(self._order[start + (self._rank[row] - start + step) % (end - start)])
+        for step in range(len(self) - (end - start)):
+            yield int(self._order[(end + step) % len(self)])
 
-    def _read(self, asked: Asked) -> tuple[Tensor, Tensor, list[Skipped]]:
-        return collate([self._reader[int(row), asked.seed] for row in asked.rows])
-
-    def _assemble(self, images: Tensor, labels: Tensor, skipped: list[Skipped]) -> ImageBatch:
-        for item in skipped:
-            if item.name not in self._met:
-                self._met.add(item.name)
-                self.skipped.append(item)
-                _log.warning("image skipped: %s: %s; another takes its place", *_text(item))
-        return ImageBatch(images, labels)
+    def _changed(self, image: Image.Image, row: int, seed: int | None) -> Float[Tensor, "3 h w"]:
+        if seed is None or self.transform is None:
+            return torch.from_numpy(self.view(image)).float() / 255.0
+        with seeded(seed, row):
+            return self.transform(image)
 
 
-def _text(item: Skipped) -> tuple[str, str]:
-    return item.name.encode(errors="replace").decode(), item.reason
+def _collated(
+    items: Iterable[Item],
+) -> tuple[Float[Tensor, "b 3 h w"], Int[Tensor, " b"], list[Skipped]]:
+    images, labels, skipped = zip(*items, strict=True)
+    return torch.stack(images), torch.tensor(labels), [item for some in skipped for item in some]

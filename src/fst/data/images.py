@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 from jaxtyping import Int
 
-from fst.data.errors import DataError, reading
+from fst.data.files import DataError, reading
 from fst.terminal import printable
 
 SUFFIXES = frozenset(

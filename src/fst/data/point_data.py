@@ -15,15 +15,12 @@ import torch
 from jaxtyping import Float, Int
 from rich.console import Console
 
-from fst.data.errors import DataError
+from fst.data.files import DataError
 from fst.data.image_decoding import default_threads
 from fst.data.point_files import BLOCK, PointFile, Points, check_trainable, read_points
-from fst.data.point_samples import PointSamples, Ragged, TargetCheck, warn_of_large_means
-from fst.data.samples import Samples
-from fst.data.source import DataSource, Recipe
-from fst.data.splits import Partition, TestSplit, TrainingSplit, ValidationSplit, looked_at
-from fst.data.streamed_points import StreamedPoints
-from fst.data.streaming import Storage, is_small
+from fst.data.point_samples import PointSamples, StreamedPoints
+from fst.data.samples import Samples, Storage, is_small
+from fst.data.source import DataSource, Partition, Recipe, TestSplit, looked_at
 from fst.types import check_fields
 
 _MOST_WORKERS = 8
@@ -87,22 +84,16 @@ class PointData(DataSource):
         del device, console
         self.partition(self.describe(folder))
 
-    def load(
-        self,
-        folder: Path,
-        device: torch.device | str = "cpu",
-        *,
-        augment: bool = False,
-        console: Console | None = None,
-    ) -> tuple[TrainingSplit[Samples], ValidationSplit[Samples]]:
-        """Training and validation, on the device. Rows of the test split are not read."""
+    def splits(
+        self, folder: Path, device: torch.device, augment: bool, console: Console | None
+    ) -> tuple[Samples, Samples]:
+        """Rows of the test split are not read."""
         if augment:
             raise ValueError("augment must be off: the symmetries of these points are not known")
         file = self.describe(folder)
         partition = self.partition(file)
         training = self._samples(file, partition.training, device, learned=True)
-        validation = self._samples(file, partition.validation, device)
-        return TrainingSplit(training), ValidationSplit(validation)
+        return training, self._samples(file, partition.validation, device)
 
     def _samples(
         self, file: PointFile, rows: np.ndarray, device: torch.device | str, learned: bool = False
@@ -110,7 +101,7 @@ class PointData(DataSource):
         device = torch.device(device)
         small = self.storage == "auto" and is_small(file.bytes_of(rows), device)
         if small or self.storage == "resident":
-            return load_points(file, rows, learned=learned).to(device)
+            return PointSamples.read(file, rows, learned=learned).to(device)
         workers = self.workers or min(_MOST_WORKERS, default_threads())
         streamed = StreamedPoints(file, rows, workers=workers, device=device)
         streamed.look_through(learned=learned)
@@ -132,7 +123,7 @@ class PointData(DataSource):
             else:
                 looked = rows
             found[f"{split}_samples"] = len(rows)
-            found[f"{split}_digest"] = load_points(file, looked).digest()
+            found[f"{split}_digest"] = PointSamples.read(file, looked).digest()
         return found
 
     def fit(self, recipe: Recipe, folder: Path) -> Recipe:
@@ -280,23 +271,3 @@ def _differences(model: Any, file: PointFile) -> dict[str, tuple[Any, Any]]:
     """Where a model does not fit a file: by name, what the model has and what the file has."""
     pairs = {name: (getattr(model, name), value) for name, value in _decided(file, model).items()}
     return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
-
-
-def load_points(file: PointFile, rows: np.ndarray, *, learned: bool = False) -> PointSamples:
-    """The given rows of a file, on the CPU, if their relative errors are defined.
-
-    Targets that are `learned` together must also be of similar sizes.
-    """
-    condition = file.conditions(rows)
-    observed, queried = file.observations(rows), file.queries(rows)
-    check = TargetCheck(file)
-    check.see(rows, queried)
-    check.finish(learned=learned, warn=learned)
-    if learned:
-        warn_of_large_means(file.path, file.targets, queried.values)
-    return PointSamples(
-        file.domain,
-        Ragged.of(*map(torch.from_numpy, observed)),
-        Ragged.of(*map(torch.from_numpy, queried)),
-        None if condition is None else torch.from_numpy(condition),
-    )

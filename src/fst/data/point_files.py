@@ -15,10 +15,11 @@
 
 Sample i has the points offsets[i] to offsets[i + 1]. Positions are in the domain's own units, and
 float32 must resolve them there (`check_resolution`).
-Enters: a file that `write_points` made. Leaves: what it holds, and of its samples those asked for.
+`read_points` gives what such a file holds, and of its samples those asked for. `write_points` takes
+samples, one at a time, and leaves a file that appears under its name only when it is complete.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,18 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
-from fst.data.errors import DataError, reading_hdf5
-from fst.data.row_writer import first_not_finite
-from fst.data.splits import Partition
+from fst.data.files import (
+    DataError,
+    first_not_finite,
+    part_of,
+    reading_hdf5,
+    runs,
+    settle_existing,
+    writing,
+    writing_hdf5,
+)
+from fst.data.source import SPLITS, Partition, stored_partition
+from fst.io import publish
 from fst.types import DOMAIN_TOLERANCE, Domain, check_argument
 
 FORMAT = "fst-points"
@@ -41,6 +51,15 @@ VERSION = 1
 LEAST_STEPS = 2**16
 BLOCK = 256  # samples read at once where a whole file is looked through
 LAYOUT = f"an fst point file (HDF5 with attribute format = {FORMAT!r}, see docs/data.md)"
+
+_CHUNK_POINTS = 4096
+_FLUSH_POINTS = 2**18
+# Kinds of numbers that could be taken for others, and the way out.
+_REFUSED = {
+    "c": "give real and imaginary parts as two channels",
+    "M": "give the time since a first one: (t - t[0]) / np.timedelta64(1, 's')",
+    "m": "divide it by a unit: t / np.timedelta64(1, 's')",
+}
 
 
 class Label(NamedTuple):
@@ -175,10 +194,11 @@ class PointFile:
             for name in ("positions", channel):
                 stored = file[group][name]
                 numbers = np.empty((ends[-1], stored.shape[1]), np.float32)
-                for first, last in _runs(rows):
+                for run in runs(rows):
+                    first, last = run.start, run.stop - 1
                     source = np.s_[offsets[rows[first]] : offsets[rows[last] + 1]]
-                    place = np.s_[ends[first] - sizes[first] : ends[last]]
-                    stored.read_direct(numbers, source, place)
+                    target = np.s_[ends[first] - sizes[first] : ends[last]]
+                    stored.read_direct(numbers, source, target)
                 _check_rows_finite(self.path, f"{group}/{name}", numbers, np.repeat(rows, sizes))
                 read.append(numbers)
         if not inside(read[0], self.domain):
@@ -191,14 +211,6 @@ class PointFile:
 
 def _outside(triangles: np.ndarray, queries: int) -> bool:
     return bool(triangles.size) and not 0 <= triangles.min() <= triangles.max() < queries
-
-
-def _runs(rows: Int[np.ndarray, " n"]) -> Iterator[tuple[int, int]]:
-    """First and last place of each stretch of neighbouring rows."""
-    breaks = np.flatnonzero(np.diff(rows) != 1)
-    firsts = np.concatenate([[0], breaks + 1])
-    lasts = np.concatenate([breaks, [len(rows) - 1]])
-    return zip(firsts.tolist(), lasts.tolist(), strict=True)
 
 
 def _check_rows_finite(path: Path, name: str, numbers: np.ndarray, rows: np.ndarray) -> None:
@@ -230,9 +242,9 @@ def read_points(path: Path | str) -> PointFile:
         try:
             domain = Domain(tuple(file.attrs["low"].tolist()), tuple(file.attrs["high"].tolist()))
             check_resolution(domain)
-            partition = _partition(file, len(queried) - 1)
         except ValueError as error:
             raise DataError(f"{path}: {error}") from error
+        partition = stored_partition(path, file, len(queried) - 1)
         labels = {kind: _labels(file, kind) for kind in ("axes", "values", "targets", "condition")}
         shapes = {
             "observations/positions": domain.axes,
@@ -290,12 +302,6 @@ def _check_channels(path: Path, stored: h5py.Dataset, channels: int) -> None:
         )
 
 
-def _partition(file: h5py.File, samples: int) -> Partition | None:
-    if "split" not in file:
-        return None
-    return Partition.named({name: file["split"][name][:] for name in file["split"]}, samples)
-
-
 def check_trainable(path: Path, partition: Partition, samples: int) -> None:
     """Raise unless there is something to learn from and something to select a checkpoint by."""
     for name in ("training", "validation"):
@@ -321,3 +327,258 @@ def inside(points: Float[np.ndarray, "n s"], domain: Domain) -> bool:
     low, high = np.asarray(domain.low), np.asarray(domain.high)
     slack = DOMAIN_TOLERANCE * (high - low)
     return bool(((points >= low - slack) & (points <= high + slack)).all())
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Names and units of everything a file holds; what is left empty is numbered."""
+
+    axes: Sequence[Label | str] = ()
+    values: Sequence[Label | str] = ()
+    targets: Sequence[Label | str] = ()
+    condition: Sequence[Label | str] = ()
+
+    def complete(self, kind: str, count: int) -> tuple[Label, ...]:
+        given: Sequence[Label | str] = getattr(self, kind)
+        if not given:
+            return tuple(Label(f"{kind} {number}") for number in range(count))
+        if len(given) != count:
+            raise ValueError(f"labels.{kind} must name {count} of them, got {len(given)}")
+        return tuple(Label(entry) if isinstance(entry, str) else entry for entry in given)
+
+
+@dataclass(frozen=True)
+class PointFunctions:
+    """Samples with the box that holds all of their points, and names and units."""
+
+    samples: Sequence[PointSample]
+    domain: Domain
+    labels: Labels
+
+
+def write_points(
+    path: Path | str,
+    samples: Iterable[PointSample] | PointFunctions,
+    domain: Domain | None = None,
+    *,
+    labels: Labels | None = None,
+    splits: Mapping[str, Sequence[int]] | None = None,
+    force: bool = False,
+) -> None:
+    """Write samples, one at a time, to a file that appears only when it is complete.
+
+    The domain and labels of `PointFunctions`, as `from_grid` and its like make them, are their own.
+    `splits` names row numbers as training, validation and test; without it they are drawn by seed
+    when the file is used. Errors of the samples' own making pass through as they are.
+    """
+    check_argument("path", path, Path | str)
+    check_argument("labels", labels, Labels | None)
+    if isinstance(samples, PointFunctions):
+        domain, labels = domain or samples.domain, labels or samples.labels
+        samples = samples.samples
+    check_argument("domain", domain, Domain)
+    assert domain is not None
+    check_argument("splits", splits, Mapping | None)
+    path = Path(path)
+    try:
+        check_resolution(domain)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+    if path.exists():
+        settle_existing(path, {}, None, force=force)
+    part = part_of(path)
+    try:
+        with writing_hdf5(part, path, "w") as file:
+            writer = _Writer(file, domain, path)
+            for sample in samples:
+                writer.add(sample)
+            writer.finish(labels or Labels(), splits)
+        publish(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)  # samples come from the caller: nothing here could go on
+        raise
+
+
+class _Writer:
+    """Collects samples and appends them to the file some at a time."""
+
+    def __init__(self, file: h5py.File, domain: Domain, path: Path) -> None:
+        self.file = file
+        self.domain = domain
+        self.path = path  # what the file will be called
+        self.pending: dict[str, list[np.ndarray]] = {}
+        self.pending_points = 0
+        self.sizes: dict[str, list[int]] = {"observations": [], "queries": []}
+        self.conditions: list[np.ndarray] = []
+        self.cells: list[np.ndarray] = []
+
+    def add(self, sample: PointSample) -> None:
+        row = len(self.conditions)
+        size = self.conditions[0].size if self.conditions else None
+        checked = checked_sample(row, sample, self.domain, size)
+        for group, positions, channel in (
+            ("observations", "positions", "values"),
+            ("queries", "queries", "targets"),
+        ):
+            points = getattr(checked, positions)
+            self._append(f"{group}/positions", points)
+            self._append(f"{group}/{channel}", getattr(checked, channel))
+            self.sizes[group].append(len(points))
+            self.pending_points += len(points)
+        self._add_cells(row, sample)
+        self.conditions.append(np.asarray([] if checked.condition is None else checked.condition))
+        if self.pending_points > _FLUSH_POINTS:
+            with writing(self.path):
+                self._flush()
+
+    def _add_cells(self, row: int, sample: PointSample) -> None:
+        if sample.cells is None:
+            return
+        cells, queries = np.asarray(sample.cells), len(np.ma.asarray(sample.queries))
+        whole = self.sizes["queries"][-1] == queries and len(self.cells) == row
+        if not whole or cells.dtype.kind not in "iu" or cells.ndim != 2 or cells.shape[1] != 3:
+            raise ValueError(
+                f"sample {row}: cells must be whole numbers of shape (t, 3), for all samples or "
+                f"none, without masked queries, got {cells.dtype} of shape {cells.shape}"
+            )
+        if cells.size and not 0 <= cells.min() <= cells.max() < queries:
+            raise ValueError(f"sample {row}: cells must number its {queries} queries from 0")
+        self.cells.append(cells.astype(np.int64))
+
+    def _append(self, name: str, block: np.ndarray) -> None:
+        if name not in self.file:
+            size = block.shape[1]
+            chunks, most = (_CHUNK_POINTS, size), (None, size)
+            with writing(self.path):
+                self.file.create_dataset(name, (0, size), "float32", chunks=chunks, maxshape=most)
+        channels = self.file[name].shape[1]
+        if block.shape[1] != channels:
+            raise ValueError(
+                f"{name} of sample {len(self.conditions)} must have {channels} channels like the "
+                f"samples before, got {block.shape[1]}"
+            )
+        self.pending.setdefault(name, []).append(block)
+
+    def _flush(self) -> None:
+        for name, blocks in self.pending.items():
+            stored, before = self.file[name], len(self.file[name])
+            stored.resize(before + sum(map(len, blocks)), axis=0)
+            stored[before:] = np.concatenate(blocks)
+        self.pending = {}
+        self.pending_points = 0
+
+    def finish(self, labels: Labels, splits: Mapping[str, Sequence[int]] | None) -> None:
+        if not self.conditions:
+            raise ValueError("samples must hold at least one sample, got none")
+        with writing(self.path):
+            self._flush()
+            self._describe(labels, splits)
+
+    def _describe(self, labels: Labels, splits: Mapping[str, Sequence[int]] | None) -> None:
+        file, count = self.file, len(self.conditions)
+        for group, sizes in self.sizes.items():
+            file[f"{group}/offsets"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        if self.cells:
+            if len(self.cells) != count:
+                raise ValueError("cells must be given for all samples or none")
+            file["cells/triangles"] = np.concatenate(self.cells)
+            file["cells/offsets"] = np.cumsum([0, *map(len, self.cells)])
+        if self.conditions[0].size:
+            file["condition"] = np.stack(self.conditions)
+        counts = {
+            "axes": self.domain.axes,
+            "values": file["observations/values"].shape[1],
+            "targets": file["queries/targets"].shape[1],
+            "condition": self.conditions[0].size,
+        }
+        for kind, size in counts.items():
+            complete = labels.complete(kind, size)
+            file.attrs[f"{kind}_names"] = [label.name for label in complete]
+            file.attrs[f"{kind}_units"] = [label.unit for label in complete]
+        if splits is not None:
+            partition = Partition.named({k: np.asarray(v) for k, v in splits.items()}, count)
+            check_trainable(self.path, partition, count)
+            for name in SPLITS:
+                file[f"split/{name}"] = getattr(partition, name)
+        file.attrs["low"], file.attrs["high"] = self.domain.low, self.domain.high
+        file.attrs["format"], file.attrs["version"] = FORMAT, VERSION
+
+
+def checked_sample(
+    row: int, sample: PointSample, domain: Domain, conditions: int | None = None
+) -> PointSample:
+    """A sample as a file holds it: float32, without masked points; or an error that says why not.
+
+    `conditions` says how many numbers the condition must have, where samples came before.
+    """
+    check_argument(f"sample {row}", sample, PointSample)
+    positions, values = _checked_points(row, sample, "positions", "values", sample.mask, domain)
+    queries, targets = _checked_points(row, sample, "queries", "targets", sample.query_mask, domain)
+    given: ArrayLike = [] if sample.condition is None else sample.condition
+    condition = _real_numbers(row, "condition", given)
+    count, hidden = condition.size if conditions is None else conditions, np.ma.is_masked(condition)
+    if condition.shape != (count,) or hidden or not _finite(condition):
+        raise ValueError(
+            f"sample {row}: condition must hold {count} finite numbers like the first "
+            f"sample's, got shape {condition.shape}{' with masked ones' if hidden else ''}"
+        )
+    numbers = np.ma.getdata(condition) if sample.condition is not None else None
+    return PointSample(positions, values, queries, targets, numbers)
+
+
+def _finite(numbers: np.ndarray) -> bool:
+    return bool(np.isfinite(np.ma.getdata(numbers)).all())
+
+
+def _real_numbers(row: int, field: str, given: ArrayLike) -> np.ma.MaskedArray:
+    """A sample's numbers as float32, in memory of their own: the caller may reuse its arrays.
+
+    What a masked array hides, as netCDF readers return them, stays hidden.
+    """
+    try:
+        numbers: np.ma.MaskedArray = np.ma.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"sample {row}: {field} must be an array of numbers ({error})") from None
+    if numbers.dtype.kind in _REFUSED:
+        raise ValueError(
+            f"sample {row}: {field} must be real numbers, got {numbers.dtype}; "
+            f"{_REFUSED[numbers.dtype.kind]}"
+        )
+    if numbers.dtype.kind not in "fiub":
+        raise ValueError(f"sample {row}: {field} must be real numbers, got {numbers.dtype}")
+    return np.ma.asarray(numbers.astype(np.float32))
+
+
+def _checked_points(
+    row: int,
+    sample: PointSample,
+    where: str,
+    channel: str,
+    mask: ArrayLike | None,
+    domain: Domain,
+) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n v"]]:
+    """Positions and values without masked points."""
+    positions = _real_numbers(row, where, getattr(sample, where))
+    values = _real_numbers(row, channel, getattr(sample, channel))
+    name = f"sample {row}: {'observations' if where == 'positions' else where}"
+    if positions.ndim != 2 or values.ndim != 2 or len(positions) != len(values):
+        raise ValueError(
+            f"{name} must be positions (n, axes) and values (n, channels), "
+            f"got {positions.shape} and {values.shape}"
+        )
+    if positions.shape[1] != domain.axes:
+        raise ValueError(f"{name} must have {domain.axes} axes, got {positions.shape[1]}")
+    real = ~(np.ma.getmaskarray(positions).any(axis=1) | np.ma.getmaskarray(values).any(axis=1))
+    if mask is not None:
+        given = np.asarray(mask)
+        if given.dtype != np.bool_ or given.shape != (len(positions),):
+            raise ValueError(f"{name}: mask must be bool of shape ({len(positions)},)")
+        real &= given
+    points, numbers = np.ma.getdata(positions)[real], np.ma.getdata(values)[real]
+    if len(points) == 0:
+        raise ValueError(f"{name} must hold at least one point")
+    if not (_finite(points) and _finite(numbers)):
+        raise ValueError(f"{name} must be finite, got NaN or infinity")
+    if not inside(points, domain):
+        raise ValueError(f"{name} must lie in the domain {domain.low} to {domain.high}")
+    return points, numbers

@@ -1,26 +1,36 @@
 """A user's own points: every sample may have its own positions and its own number of them.
 
-All points of a split lie end to end in a few tensors; a batch gathers each row's stretch, padded to
+Points of several samples lie end to end (`Ragged`); a batch gathers each row's stretch, padded to
 the longest row of the split. Padding repeats a row's first point, so it is finite and inside the
 domain, and is False in the masks. A split whose rows are all of one length needs no masks.
+`PointSamples` holds a split on the device; `StreamedPoints` reads each batch from the file.
 """
 
 import hashlib
+import os
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import h5py
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fst.data.errors import DataError
+from fst.data.files import DataError, reading
 from fst.data.images import listed
-from fst.data.point_files import Label, PointFile, Points
-from fst.data.samples import Batch, Samples, Statistics, moments, random_subsets
+from fst.data.point_files import BLOCK, LAYOUT, PointFile, Points
+from fst.data.samples import (
+    Asked,
+    Batch,
+    RunningMoments,
+    Samples,
+    Statistics,
+    Streamed,
+    moments,
+    random_subsets,
+)
 from fst.types import Domain, Observations
 
 # ‖target‖² in float32, in which errors are measured, must leave room above for a first prediction
@@ -36,7 +46,10 @@ LARGEST_OFFSET = 5.0
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of unequal length laid end to end: row i is points `starts[i]` to `+ sizes[i]`."""
+    """Rows of unequal length laid end to end: row i is points `starts[i]` to `+ sizes[i]`.
+
+    `shortest` and `longest` are those of the whole split, by which every batch of it is padded.
+    """
 
     positions: Float[Tensor, "p s"]
     values: Float[Tensor, "p v"]
@@ -47,10 +60,15 @@ class Ragged:
 
     @classmethod
     def of(
-        cls, positions: Float[Tensor, "p s"], values: Float[Tensor, "p v"], sizes: Int[Tensor, " n"]
+        cls,
+        positions: Float[Tensor, "p s"],
+        values: Float[Tensor, "p v"],
+        sizes: Int[Tensor, " n"],
+        *,
+        limits: tuple[int, int] | None = None,
     ) -> Self:
-        starts = sizes.cumsum(dim=0) - sizes
-        return cls(positions, values, starts, sizes, int(sizes.min()), int(sizes.max()))
+        limits = limits or (int(sizes.min()), int(sizes.max()))
+        return cls(positions, values, sizes.cumsum(dim=0) - sizes, sizes, *limits)
 
     def to(self, device: torch.device | str) -> Self:
         return replace(
@@ -62,7 +80,7 @@ class Ragged:
         )
 
     def take(
-        self, rows: Int[Tensor, " b"], chosen: Int[Tensor, "b k"] | None
+        self, rows: Int[Tensor, " b"], chosen: Int[Tensor, "b k"] | None = None
     ) -> tuple[Float[Tensor, "b k s"], Float[Tensor, "b k v"], Bool[Tensor, "b k"] | None]:
         """Positions and values of the rows' points `chosen`, and which of those points exist."""
         if chosen is None:
@@ -71,8 +89,8 @@ class Ragged:
         if self.shortest < self.longest:
             real = chosen < self.sizes[rows, None]
             chosen = chosen.where(real, 0)
-        places = self.starts[rows, None] + chosen
-        return self.positions[places], self.values[places], real
+        index = self.starts[rows, None] + chosen
+        return self.positions[index], self.values[index], real
 
 
 class PointSamples(Samples):
@@ -96,6 +114,24 @@ class PointSamples(Samples):
         self.value_channels = observed.values.shape[1]
         self.output_channels = queried.values.shape[1]
         self.condition_channels = 0 if condition is None else condition.shape[1]
+
+    @classmethod
+    def read(cls, file: PointFile, rows: np.ndarray, *, learned: bool = False) -> Self:
+        """The given rows of a file, on the CPU, if their relative errors are defined.
+
+        Targets that are `learned` together must also be of similar sizes.
+        """
+        condition = file.conditions(rows)
+        observed, queried = file.observations(rows), file.queries(rows)
+        check = TargetCheck(file)
+        check.see(rows, queried)
+        check.finish(learned=learned)
+        return cls(
+            file.domain,
+            Ragged.of(*map(torch.from_numpy, observed)),
+            Ragged.of(*map(torch.from_numpy, queried)),
+            None if condition is None else torch.from_numpy(condition),
+        )
 
     def __len__(self) -> int:
         return len(self.queried.sizes)
@@ -148,12 +184,10 @@ class PointSamples(Samples):
             # Stable: targets that exist come first and keep their random order.
             order = absent.argsort(dim=1, stable=True)
             chosen = chosen.gather(1, order[:, : chosen.shape[1] - self._spare])
-        positions, values, mask = self.observed.take(rows, None)
-        queries, targets, target_mask = self.queried.take(rows, chosen)
+        positions, values, mask = self.observed.take(rows)
         condition = None if self.condition is None else self.condition[rows]
-        return Batch(
-            Observations(positions, values, condition, mask), queries, targets, target_mask
-        )
+        observations = Observations(positions, values, condition, mask)
+        return Batch(observations, *self.queried.take(rows, chosen))
 
     def conditions(self) -> Float[Tensor, "n c"]:
         if self.condition is None:
@@ -161,15 +195,112 @@ class PointSamples(Samples):
         return self.condition
 
     def statistics(self) -> Statistics:
-        """One mean and deviation for each channel; a constant channel has deviation 1."""
-        value_mean, value_deviation = moments(self.observed.values)
-        output_mean, output_deviation = moments(self.queried.values)
+        """One mean and standard deviation for each channel; 1 for a constant channel."""
+        value_mean, value_std = moments(self.observed.values)
+        output_mean, output_std = moments(self.queried.values)
         return Statistics(
             value_mean,
-            value_deviation.where(value_deviation > 0, 1.0),
+            value_std.where(value_std > 0, 1.0),
             output_mean,
-            output_deviation.where(output_deviation > 0, 1.0),
+            output_std.where(output_std > 0, 1.0),
         )
+
+
+class StreamedPoints(Streamed, Samples):
+    """Rows of a file of points, each batch read by itself.
+
+    Batches are those of `PointSamples`, but for which targets a training step draws: those are a
+    function of the step's seed and the row.
+    """
+
+    def __init__(
+        self,
+        file: PointFile,
+        rows: Int[np.ndarray, " n"],
+        *,
+        workers: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.file = file
+        self.rows = rows
+        self.workers = workers
+        self._device = torch.device(device)
+        self.domain = file.domain
+        self.value_channels = file.value_channels
+        self.output_channels = file.output_channels
+        self.condition_channels = file.condition_channels
+        self._observed = _limits(file.observation_offsets, rows)
+        self._queried = _limits(file.query_offsets, rows)
+        self._conditions = file.conditions(rows)
+        self._statistics: Statistics | None = None
+        self._opened: tuple[int, h5py.File] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": None}  # a worker opens the file for itself
+
+    def __getitem__(self, asked: Asked) -> Batch:
+        index = asked.rows.cpu().numpy()
+        rows, file = self.rows[index], self._open()
+        observed, queried = self.file.observations(rows, file), self.file.queries(rows, file)
+        limits, chosen = self._queried, None
+        if asked.seed is not None and asked.queries is not None and asked.queries < limits[1]:
+            limits = min(limits[0], asked.queries), asked.queries
+            chosen = _drawn(queried.sizes, index, asked.queries, asked.seed)
+        every = torch.arange(len(rows))
+        positions, values, mask = _ragged(observed, self._observed).take(every)
+        condition = None
+        if self._conditions is not None:
+            condition = torch.from_numpy(self._conditions[index])
+        observations = Observations(positions, values, condition, mask)
+        return Batch(observations, *_ragged(queried, limits).take(every, chosen))
+
+    def _open(self) -> h5py.File:
+        """The file, opened once in every process: HDF5's handles do not survive a fork."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            with reading(self.file.path, LAYOUT):
+                self._opened = os.getpid(), h5py.File(self.file.path, "r")
+        return self._opened[1]
+
+    def conditions(self) -> Float[Tensor, "n c"]:
+        if self._conditions is None:
+            return torch.empty(len(self), 0)
+        return torch.from_numpy(self._conditions)
+
+    def statistics(self) -> Statistics:
+        return self.look_through(learned=False) if self._statistics is None else self._statistics
+
+    def look_through(self, *, learned: bool) -> Statistics:
+        """Statistics, from one pass over the split; raise where a relative error is undefined."""
+        values, check = RunningMoments(self.value_channels), TargetCheck(self.file)
+        for first in range(0, len(self), BLOCK):
+            rows = self.rows[first : first + BLOCK]
+            values.see(self.file.observations(rows, self._open()).values)
+            check.see(rows, self.file.queries(rows, self._open()))
+        check.finish(learned=learned)
+        self._statistics = Statistics(*values.result(), *check.targets.result())
+        return self._statistics
+
+
+def _limits(offsets: np.ndarray, rows: np.ndarray) -> tuple[int, int]:
+    sizes = np.diff(offsets)[rows]
+    return int(sizes.min()), int(sizes.max())
+
+
+def _ragged(points: Points, limits: tuple[int, int]) -> Ragged:
+    positions, values, sizes = map(torch.from_numpy, points)
+    return Ragged.of(positions, values, sizes, limits=limits)
+
+
+def _drawn(sizes: np.ndarray, rows: np.ndarray, count: int, seed: int) -> Int[Tensor, "b k"]:
+    """`count` points of each row, by the seed and the row; of a row with fewer, all of them."""
+    chosen = np.repeat(sizes[:, None], count, axis=1)  # no point has the number of the row's size
+    for number, (row, size) in enumerate(zip(rows.tolist(), sizes.tolist(), strict=True)):
+        drawn = np.random.default_rng((seed, row)).choice(size, min(count, size), replace=False)
+        chosen[number, : len(drawn)] = drawn
+    return torch.from_numpy(chosen)
 
 
 class TargetCheck:
@@ -182,7 +313,7 @@ class TargetCheck:
     def __init__(self, file: PointFile) -> None:
         self.file = file
         self.norms: dict[int, tuple[float, int]] = {}  # ‖target‖² and targets, by row
-        self.squares = np.zeros(file.output_channels)
+        self.targets = RunningMoments(file.output_channels)
 
     def see(self, rows: Int[np.ndarray, " n"], queried: Points) -> None:
         with np.errstate(over="ignore", under="ignore"):
@@ -190,17 +321,15 @@ class TargetCheck:
             norms = np.add.reduceat(squares, np.cumsum(queried.sizes) - queried.sizes)
         found = zip(norms.tolist(), queried.sizes.tolist(), strict=True)
         self.norms |= dict(zip(rows.tolist(), found, strict=True))
-        # In float64 and without a float64 copy.
-        self.squares += np.einsum("pc,pc->c", queried.values, queried.values, dtype=np.float64)
+        self.targets.see(queried.values)
 
-    def finish(self, *, learned: bool = False, warn: bool = True) -> None:
-        """Raise where a relative error is undefined; warn where a channel would hardly count."""
-        points = sum(size for _, size in self.norms.values())
+    def finish(self, *, learned: bool) -> None:
+        """Raise where a relative error is undefined; of `learned` targets, warn of what hides."""
         bad = [
             r for r, (norm, _) in self.norms.items() if not LEAST_SQUARE <= norm <= LARGEST_SQUARE
         ]
         if learned and not bad:
-            typical = LEAST_SHARE * self.squares.sum() / points
+            typical = LEAST_SHARE * self.targets.mean_square.sum()
             bad = [row for row, (norm, size) in self.norms.items() if norm < typical * size]
         if bad:
             raise DataError(
@@ -209,9 +338,15 @@ class TargetCheck:
                 f"are in sample{'s' if len(bad) > 1 else ''} {listed([*map(str, bad)])}; leave "
                 "such samples out, or measure the targets in another unit"
             )
-        sizes = np.sqrt(self.squares / points)
+        if learned:
+            self.warn_of_sizes()
+            self._warn_of_means()
+
+    def warn_of_sizes(self) -> None:
+        """Warn where a channel would hardly count."""
+        sizes = np.sqrt(self.targets.mean_square)
         filled = sizes[sizes > 0]  # a channel of zeros cannot be brought to another size
-        if warn and len(filled) and filled.max() > LARGEST_RATIO * filled.min():
+        if len(filled) and filled.max() > LARGEST_RATIO * filled.min():
             pairs = zip(self.file.targets, sizes, strict=True)
             named = listed([f"{label.name}: {size:.3g}" for label, size in pairs])
             warnings.warn(
@@ -222,29 +357,17 @@ class TargetCheck:
                 stacklevel=3,
             )
 
-
-def offsets(targets: Float[np.ndarray, "p c"]) -> Float[np.ndarray, " c"]:
-    """|mean| / standard deviation of each channel; 0 for one that is constant."""
-    wide = targets.astype(np.float64)
-    mean, std = np.abs(wide.mean(axis=0)), wide.std(axis=0)
-    return np.where(std > 0, mean / np.where(std > 0, std, 1.0), 0.0)
-
-
-def warn_of_large_means(
-    path: Path, labels: Sequence[Label], targets: Float[np.ndarray, "p c"]
-) -> None:
-    """Warn where a constant would already have a small relative error."""
-    ratios = offsets(targets)
-    large = [n for n, ratio in enumerate(ratios) if ratio > LARGEST_OFFSET]
-    if large:
-        wide = targets.astype(np.float64)
-        named = listed(
-            [f"{labels[n].name}: {wide[:, n].mean():.4g} ± {wide[:, n].std():.2g}" for n in large]
-        )
-        warnings.warn(
-            f"{path}: the mean of the targets is far larger than their standard deviation "
-            f"({named}), so that a constant already has a relative error of about "
-            f"{1 / ratios[large].min():.2g}; --training.objective.channels standardized measures "
-            "in standard deviations instead",
-            stacklevel=3,
-        )
+    def _warn_of_means(self) -> None:
+        """Warn where a constant would already have a small relative error."""
+        mean, std, offsets = self.targets.mean, self.targets.std, self.targets.offsets
+        large = np.flatnonzero(offsets > LARGEST_OFFSET).tolist()
+        if large:
+            labels = self.file.targets
+            named = listed([f"{labels[n].name}: {mean[n]:.4g} ± {std[n]:.2g}" for n in large])
+            warnings.warn(
+                f"{self.file.path}: the mean of the targets is far larger than their standard "
+                f"deviation ({named}), so that a constant already has a relative error of about "
+                f"{1 / offsets[large].min():.2g}; --training.objective.channels standardized "
+                "measures in standard deviations instead",
+                stacklevel=3,
+            )

@@ -1,27 +1,35 @@
-"""One split of one data set, resident on one device, and the batches that steps are made of.
+"""One split of one data set, and the batches that steps are made of.
 
 Enters: row numbers and, for a training step, which targets to ask for. Leaves: a `Batch` of
-observations, queries and targets in the data's own units. A batch is a few gathers on the device:
-nothing loops over samples and nothing waits for the host.
+observations, queries and targets in the data's own units. Where a split is resident on a device, a
+batch is a few gathers: nothing loops over samples and nothing waits for the host. Where it is too
+large for that, worker processes read batches in the order of a plan while the device computes.
+
+A grid's axis of N points has the indices 0..N−1 and the coordinates index / (N−1), so every grid
+lies in the unit box. A smaller grid keeps round(linspace(0, N−1, n)) of each axis (paper,
+Appendix B).
 """
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from fst.data.views import (
-    boundary_observation_indices,
-    index_coordinates,
-    index_product,
-    subset_indices,
-)
 from fst.types import Domain, Observations
+
+Storage = Literal["auto", "resident", "streamed"]
+
+# "auto" keeps a split on the device where it takes at most this.
+_CPU_BYTES = 4 * 2**30
+_GPU_SHARE = 0.25
+_AHEAD = 4  # batches that a worker may have ready
 
 # Burgers runs that supervise the whole grid still take their statistics from this one.
 STATISTICS_GRID = 100
@@ -68,11 +76,26 @@ class Statistics:
     output_deviation: Tensor
 
 
+class Asked(NamedTuple):
+    """One batch of a plan: rows, the seed of what is random (None: nothing), targets a row.
+
+    What a batch holds is a function of these alone, so neither the number of workers nor where a
+    run was resumed changes it.
+    """
+
+    rows: Int[Tensor, " b"]
+    seed: int | None = None
+    queries: int | None = None
+
+
 class Rows(ABC):
     """Numbered samples on one device: all that the training loop needs to know of data.
 
     What a batch holds is between the data and the training objective.
     """
+
+    streamed: ClassVar[bool] = False
+    """Whether training reads batches by `iterate`, and lets the plan say what is random."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -109,6 +132,15 @@ class Rows(ABC):
     ) -> Any:
         """The given rows, at the `chosen` targets (all of them when None)."""
 
+    def iterate(self, plan: Iterable[tuple[Any, ...]]) -> Generator[Any, None, None]:
+        """A batch on the device for each entry of the plan (see `Asked`), in its order."""
+        for entry in plan:
+            yield self.batch(Asked(*entry).rows.to(self.device))
+
+    def in_order(self, parts: Iterable[Int[Tensor, " b"]]) -> Generator[Any, None, None]:
+        """The given rows as they are, one batch for each part."""
+        return self.iterate(Asked(part) for part in parts)
+
     def describe(self) -> dict[str, Any]:
         """Enough of training data to notice when others have taken their place, as JSON values."""
         return {"training_samples": len(self)}
@@ -116,6 +148,77 @@ class Rows(ABC):
     def left_out(self) -> dict[str, Any]:
         """What could not be read and did not stop a run, which keeps it."""
         return {}
+
+
+class Streamed(Rows):
+    """Rows that worker processes read ahead of time, in the order of a plan.
+
+    What a row becomes is a function of the row and the seed alone, and nothing is drawn from the
+    generator of the whole process: a resumed run starts its stream anew.
+    """
+
+    streamed = True
+    workers: int
+    _device: torch.device
+
+    @property
+    def device(self) -> torch.device:
+        """Where `batch` and `iterate` put samples."""
+        return self._device
+
+    def to(self, device: torch.device | str) -> Self:
+        moved = copy.copy(self)
+        moved._device = torch.device(device)
+        return moved
+
+    @abstractmethod
+    def __getitem__(self, asked: Asked) -> Any:
+        """One batch on the host, as a worker reads it."""
+
+    def received(self, batch: Any) -> Any:
+        """What a worker has read, as this process hands it on."""
+        return batch
+
+    def batch(
+        self,
+        rows: Int[Tensor, " b"],
+        chosen: Int[Tensor, "b k"] | None = None,
+        augmentation: Tensor | None = None,
+    ) -> Any:
+        """The given rows with all of their targets, read at once."""
+        if chosen is not None or augmentation is not None:
+            raise ValueError("chosen and augmentation must be None: streamed rows have neither")
+        return self.received(self[Asked(rows)]).to(self._device)
+
+    def iterate(self, plan: Iterable[tuple[Any, ...]]) -> Generator[Any, None, None]:
+        source: Any = self
+        loader: DataLoader[Any] = DataLoader(
+            source,
+            sampler=(Asked(*entry) for entry in plan),
+            batch_size=None,
+            num_workers=self.workers,
+            prefetch_factor=_AHEAD if self.workers else None,
+            collate_fn=_as_it_is,
+            pin_memory=self._device.type == "cuda",
+            generator=torch.Generator(),  # or the loader draws from everyone's
+        )
+        for batch in loader:
+            yield self.received(batch).to(self._device)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU's memory; None for other devices."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def is_small(size: int, device: torch.device) -> bool:
+    """Whether so many bytes are kept on the device where nothing else is asked for."""
+    memory = device_memory(device)
+    return size <= (_CPU_BYTES if memory is None else _GPU_SHARE * memory)
 
 
 class Samples(Rows):
@@ -202,16 +305,58 @@ class RunningMoments:
         self.count += count
         self.mean += shift * (count / self.count)
 
+    @property
+    def std(self) -> Float[np.ndarray, " c"]:
+        return np.sqrt(self.squares / self.count)
+
+    @property
+    def mean_square(self) -> Float[np.ndarray, " c"]:
+        return self.squares / self.count + self.mean**2
+
+    @property
+    def offsets(self) -> Float[np.ndarray, " c"]:
+        """|mean| / standard deviation of each channel; 0 for one that is constant."""
+        constant = self.std == 0
+        return np.where(constant, 0.0, np.abs(self.mean) / np.where(constant, 1.0, self.std))
+
     def result(self) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
         """A constant channel has standard deviation 1."""
-        std = np.sqrt(self.squares / self.count)
-        return torch.from_numpy(self.mean), torch.from_numpy(np.where(std > 0, std, 1.0))
+        std = np.where(self.std > 0, self.std, 1.0)
+        return torch.from_numpy(self.mean), torch.from_numpy(std)
 
 
 def scalar_moments(values: Tensor) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """One mean and one standard deviation for all numbers of a tensor."""
     mean, deviation = moments(values.reshape(-1, 1))
     return mean.squeeze(0), deviation.squeeze(0)
+
+
+def subset_indices(size: int, count: int) -> Int[Tensor, " count"]:
+    """`count` of the `size` indices of an axis, as evenly spaced as whole numbers allow."""
+    if not 1 <= count <= size:
+        raise ValueError(f"count must lie between 1 and the axis' size {size}, got {count}")
+    return torch.linspace(0, size - 1, count, dtype=torch.float64).round().long()
+
+
+def index_product(axes: tuple[Int[Tensor, " _"], ...]) -> Int[Tensor, "q s"]:
+    """All combinations of the axes' indices, the last axis running fastest."""
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
+
+
+def index_coordinates(indices: Int[Tensor, "q s"], grid: tuple[int, ...]) -> Float[Tensor, "q s"]:
+    """index / (N−1) on each axis, float32. Divided in float64, so that rounding happens once."""
+    last = torch.tensor(grid, dtype=torch.float64, device=indices.device) - 1
+    return (indices / last.clamp(min=1)).float()
+
+
+def boundary_observation_indices(times: int, points: int) -> Int[Tensor, "n 2"]:
+    """Where Burgers is observed, as (time, cell): all of t = 0, then both end cells of each time.
+
+    For the paper's 201 × 1,024 grid these are 1,024 + 2·200 = 1,424 points.
+    """
+    initial = index_product((torch.zeros(1, dtype=torch.long), torch.arange(points)))
+    ends = torch.tensor([0, points - 1])
+    return torch.cat([initial, index_product((torch.arange(1, times), ends))])
 
 
 class GridSamples(Samples):

@@ -1,20 +1,168 @@
 """A source of data: what a recipe says about its data, and all that commands ask of it.
 
-To add a task, derive from `DataSource` in a file of this folder and write its recipes; nothing else
-has to know the new kind.
+To add a task, derive from `DataSource` in a file of this folder (or from `MadeData`, where the data
+can be made) and write its recipes; nothing else has to know the new kind.
+
+Training, validation and test are three types, so that one cannot be handed over as another. Which
+rows of a file belong to which split is a `Partition`: named in the file, or drawn by seed. A
+partition whose splits overlap cannot be made.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+import h5py
+import numpy as np
 import torch
+from jaxtyping import Int
 from rich.console import Console
 
-from fst.data.splits import TestSplit, TrainingSplit, ValidationSplit
+from fst.data.files import DataError, Plan, Produce, settle_existing, write_rows
+from fst.data.samples import Rows
+from fst.io import publish
+from fst.terminal import Terminal
 
 # A recipe: any dataclass with a `model`, `data` and `evaluation`.
 Recipe = TypeVar("Recipe")
+# Which kind of samples: solutions of an equation, or images.
+Kind = TypeVar("Kind", bound=Rows, covariant=True)
+
+LOOKED_AT = 4
+SPLITS = ("training", "validation", "test")
+
+
+def looked_at(rows: Int[np.ndarray, " n"]) -> Int[np.ndarray, " k"]:
+    """A few rows, evenly spaced, by which data are known again without reading all of them."""
+    chosen = np.unique(np.linspace(0, len(rows) - 1, min(LOOKED_AT, len(rows))).astype(int))
+    return np.asarray(rows[chosen])
+
+
+@dataclass(frozen=True)
+class TrainingSplit(Generic[Kind]):
+    """What a model learns from. Normalisation statistics come from here and nowhere else."""
+
+    samples: Kind
+
+
+@dataclass(frozen=True)
+class ValidationSplit(Generic[Kind]):
+    """What a checkpoint is selected by."""
+
+    samples: Kind
+
+
+@dataclass(frozen=True)
+class TestSplit(Generic[Kind]):
+    """What a result is reported on, once. `groups` names each sample's group in a table.
+
+    `numbers` are those by which the user knows the samples, and `cells` gives the triangles between
+    the queries of the sample with a number, where its mesh is known; the rest are names and units.
+    """
+
+    __test__ = False  # the name is the paper's word, not a class of tests for pytest to collect
+
+    samples: Kind
+    groups: tuple[str, ...] | None = None
+    numbers: tuple[int, ...] | None = None
+    axes: tuple[tuple[str, str], ...] = ()
+    values: tuple[tuple[str, str], ...] = ()
+    targets: tuple[tuple[str, str], ...] = ()
+    cells: Callable[[int], Int[np.ndarray, "t 3"] | None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.groups is not None and len(self.groups) != len(self.samples):
+            raise ValueError(
+                f"groups must name each of the {len(self.samples)} samples, got {len(self.groups)}"
+            )
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Rows of one file: sorted, without repetition, and never in two splits."""
+
+    training: Int[np.ndarray, " a"]
+    validation: Int[np.ndarray, " b"]
+    test: Int[np.ndarray, " c"]
+
+    def __post_init__(self) -> None:
+        together = np.concatenate([self.training, self.validation, self.test])
+        if len(np.unique(together)) != len(together):
+            raise ValueError("splits must not overlap or repeat a row, but they do")
+
+    @property
+    def digest(self) -> str:
+        """Tells which rows are in which split."""
+        found = hashlib.sha256()
+        for name in SPLITS:
+            rows = getattr(self, name).astype(np.int64)
+            found.update(f"{name} {len(rows)}".encode() + rows.tobytes())
+        return found.hexdigest()[:16]
+
+    @classmethod
+    def named(cls, rows: Mapping[str, object], total: int) -> "Partition":
+        """From index lists by name, checked against a file of `total` rows."""
+        unknown = sorted(set(rows) - set(SPLITS))
+        if unknown:
+            raise ValueError(f"splits must be named {', '.join(SPLITS)}, got {', '.join(unknown)}")
+        lists = {}
+        for name in SPLITS:
+            given = np.asarray(rows.get(name, ()))
+            if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+                raise ValueError(
+                    f"split {name} must be a list of row numbers, "
+                    f"got {given.dtype} of shape {given.shape}"
+                )
+            lists[name] = np.sort(given.astype(np.int64))
+        together = np.concatenate(list(lists.values()))
+        if together.size and not (together.min() >= 0 and together.max() < total):
+            raise ValueError(
+                f"splits must name rows 0 to {total - 1}, got {together.min()} to {together.max()}"
+            )
+        return cls(**lists)
+
+    @classmethod
+    def consecutive(cls, training: int, validation: int, test: int) -> "Partition":
+        """The first rows for training, the next for validation, the next for the test."""
+        ends = np.cumsum([training, validation, test])
+        return cls(*np.split(np.arange(ends[-1]), ends[:-1]))
+
+    @classmethod
+    def drawn(
+        cls, total: int, *, training: int, validation: int, test: int, seed: int
+    ) -> "Partition":
+        """Drawn from `total` rows by seed.
+
+        Files of equal length, such as those of several viscosities, get the same rows: PDEBench
+        uses one list of initial conditions for all of them, and none may be in two splits.
+        """
+        counts = {"training": training, "validation": validation, "test": test}
+        negative = [name for name, count in counts.items() if count < 0]
+        if negative or sum(counts.values()) > total:
+            raise ValueError(
+                f"cannot draw {training} training, {validation} validation and {test} test rows "
+                f"from {total}"
+            )
+        order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).numpy()
+        ends = np.cumsum(list(counts.values()))
+        lists = np.split(order[: ends[-1]], ends[:-1])
+        return cls(*(np.sort(rows) for rows in lists))
+
+
+def stored_partition(path: Path, file: h5py.File, rows: int) -> Partition | None:
+    """The splits that a file names, if any."""
+    group = file.get("split")
+    if group is None:
+        return None
+    if not isinstance(group, h5py.Group):
+        raise DataError(f"{path}: split must be a group of index lists")
+    try:
+        return Partition.named({name: group[name][:] for name in group}, rows)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 class DataSource(ABC):
@@ -57,7 +205,6 @@ class DataSource(ABC):
     ) -> None:
         """Make what is missing and check what is there, so that errors come early."""
 
-    @abstractmethod
     def load(
         self,
         folder: Path,
@@ -67,6 +214,14 @@ class DataSource(ABC):
         console: Console | None = None,
     ) -> tuple[TrainingSplit[Any], ValidationSplit[Any]]:
         """Training and validation, on the device. The test split is not read."""
+        training, validation = self.splits(folder, torch.device(device), augment, console)
+        return TrainingSplit(training), ValidationSplit(validation)
+
+    @abstractmethod
+    def splits(
+        self, folder: Path, device: torch.device, augment: bool, console: Console | None
+    ) -> tuple[Any, Any]:
+        """Training and validation samples; where `augment`, those that can be changed at random."""
 
     @abstractmethod
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Any]: ...
@@ -106,14 +261,98 @@ class DataSource(ABC):
                 )
 
 
-def check_counts(source: Any) -> None:
-    """Raise where the numbers of samples or the seeds of a source that makes its data are wrong."""
-    if min(source.training, source.validation, source.test) < 0 or source.training == 0:
-        raise ValueError(
-            "training must be positive, validation and test not negative, "
-            f"got {source.training}, {source.validation} and {source.test}"
-        )
-    if source.seed < 0 or source.split_seed < 0:
-        raise ValueError(
-            f"seed and split_seed must be at least 0, got {source.seed} and {source.split_seed}"
-        )
+class MadeData(DataSource):
+    """Solutions of an equation on a grid, in files that are made where they are missing.
+
+    Each file is known by its path and its part: what `make` needs besides the path to make it.
+    """
+
+    training: int
+    validation: int
+    test: int
+    seed: int
+    split_seed: int
+
+    def check_counts(self) -> None:
+        """Raise where the numbers of samples or the seeds are wrong."""
+        if min(self.training, self.validation, self.test) < 0 or self.training == 0:
+            raise ValueError(
+                "training must be positive, validation and test not negative, "
+                f"got {self.training}, {self.validation} and {self.test}"
+            )
+        if self.seed < 0 or self.split_seed < 0:
+            raise ValueError(
+                f"seed and split_seed must be at least 0, got {self.seed} and {self.split_seed}"
+            )
+
+    @abstractmethod
+    def parts(self, folder: Path) -> dict[Path, tuple[Any, ...]]:
+        """The files of this recipe, whether they exist or not, with their parts."""
+
+    @abstractmethod
+    def plan(self, path: Path, device: torch.device, *part: Any) -> tuple[Plan, Produce, int]:
+        """A file to be made, how, and how many rows at once."""
+
+    @abstractmethod
+    def layout(self, path: Path) -> Any:
+        """A file whose layout has been checked, with its `provenance` and `blocks` of rows."""
+
+    @abstractmethod
+    def opened(self, path: Path, *part: Any) -> tuple[Any, Partition]:
+        """A file that was checked to be of this recipe, and which of its rows are used."""
+
+    def for_training(self, folder: Path) -> list[tuple[Any, Partition]]:
+        """The files that hold training and validation."""
+        return [self.opened(path, *part) for path, part in self.parts(folder).items()]
+
+    def files(self, folder: Path) -> list[Path]:
+        return list(self.parts(folder))
+
+    def prepare(
+        self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
+    ) -> None:
+        """Make the files that are missing. A file that is there is checked and kept."""
+        console = console or Terminal()
+        for path, part in self.parts(folder).items():
+            if not path.exists():
+                self.make(path, *part, device=device, console=console)
+                continue
+            found = self.opened(path, *part)[0].provenance
+            if found is not None and found.get("seed") != self.seed:
+                console.print(f"{path.name}: kept, made with seed {found.get('seed')}")
+
+    def make(
+        self,
+        path: Path,
+        *part: Any,
+        device: torch.device | str,
+        console: Console,
+        batch_size: int | None = None,
+        force: bool = False,
+    ) -> bool:
+        """Make one file, going on from an unfinished one; False if it was there already."""
+        plan, produce, at_once = self.plan(path, torch.device(device), *part)
+        if path.exists():
+            existing = None if force else self.layout(path).provenance
+            if settle_existing(path, plan.provenance, existing, force=force):
+                return False
+        write_rows(plan, produce, batch_size=batch_size or at_once, console=console, force=force)
+        self.finish(plan)
+        return True
+
+    def finish(self, plan: Plan) -> None:
+        """Make the final file of a complete part."""
+        publish(plan.part, plan.path)
+
+    def fingerprint(self, folder: Path) -> dict[str, Any]:
+        """By which the data of a run are known again: their splits, and the size of a few rows.
+
+        It tells other samples, and another solver, but not the rounding of another device.
+        """
+        opened = self.for_training(folder)
+        sizes: list[float] = []
+        for file, partition in opened:
+            for rows in (partition.training, partition.validation):
+                blocks = (block for *_, block in file.blocks(looked_at(rows)))
+                sizes += [u.double().square().mean().sqrt().item() for b in blocks for u in b]
+        return {"splits": [partition.digest for _, partition in opened], "sizes": sizes}

@@ -21,8 +21,7 @@ from fst.base import Model, parameter_count
 from fst.classifiers import Classifier
 from fst.data.image_samples import LabelledRows
 from fst.data.samples import Rows
-from fst.data.source import DataSource
-from fst.data.splits import TestSplit
+from fst.data.source import DataSource, TestSplit
 from fst.evaluation.fields import ImageFields
 from fst.evaluation.protocol import (
     EvaluationError,
@@ -37,7 +36,6 @@ from fst.evaluation.rows import ACCURACIES, Origin, Row, group_errors, mean
 from fst.evaluation.trivial import TrainingFacts
 from fst.evaluation_points import PointDraws
 from fst.metrics import top_errors
-from fst.training.batches import in_order
 from fst.types import check_fields
 from fst.vision import ImageClassifier
 
@@ -143,7 +141,7 @@ def measure(
     with measuring(model), show_progress(console) as progress:
         total = -(-len(samples) // settings.batch_size)
         description = f"testing {label}".strip()
-        batches = in_order(samples, torch.arange(len(samples)).split(settings.batch_size))
+        batches = samples.in_order(torch.arange(len(samples)).split(settings.batch_size))
         for batch in progress.track(batches, total=total, description=description):
             scores = model(batch.images.to(device, non_blocking=True), draws)
             parts.append(top_errors(scores, batch.labels.to(device)).cpu())

@@ -20,13 +20,12 @@ from fst.evaluation.rows import METRICS, NOTHING, RELATIVE_L2, Metric, Row, read
 from fst.evaluation.runs import (
     RESULTS,
     ROWS,
-    read_json,
     read_starts,
     read_timed_curve,
     steady_rate,
 )
 from fst.evaluation.tables import Table, unique
-from fst.io import flat
+from fst.io import flat, read_object
 from fst.pretrained import to_json
 from fst.terminal import markdown, printable
 from fst.training.budget import MOST_WARMUP, Plan
@@ -106,7 +105,7 @@ class Result:
 
     def scored(self, run: Path) -> Self:
         """With the cost and the errors of a run that is trained and scored."""
-        summary, rows = read_json(run / "summary.json"), read_rows(run / RESULTS / ROWS)
+        summary, rows = read_object(run / "summary.json"), read_rows(run / RESULTS / ROWS)
         overall, cost = summary["steps_per_second"], rows[0].training
         rate = steady_rate(run) or overall
         images = None if cost is None else cost.images_per_second

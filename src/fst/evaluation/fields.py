@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped, UInt8, jaxtyped
 
-from fst.data.errors import DataError, reading, writing
+from fst.data.files import DataError, reading, writing
 from fst.io import write_atomically
 
 Array = np.ndarray

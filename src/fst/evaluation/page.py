@@ -15,7 +15,7 @@ from jinja2 import Environment
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fst.data.errors import DataError, writing
+from fst.data.files import DataError, writing
 from fst.evaluation.figures import Picture
 from fst.evaluation.tables import Table
 from fst.io import parse_json, write_atomically

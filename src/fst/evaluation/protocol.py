@@ -26,10 +26,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from fst.base import Model, parameter_count
-from fst.data.row_writer import package_version
 from fst.data.samples import Batch, Samples
-from fst.data.source import DataSource
-from fst.data.splits import TestSplit
+from fst.data.source import DataSource, TestSplit
 from fst.evaluation.fields import (
     PICTURE,
     Array,
@@ -64,6 +62,7 @@ from fst.precision import full_precision
 from fst.pretrained import to_json
 from fst.terminal import printable
 from fst.types import Domain, Observations, check_fields
+from fst.version import __version__
 
 Represent = Callable[[Observations], Output]
 Scores = tuple[Sequence[Row], SavedFields | None]
@@ -466,7 +465,7 @@ def make_row(
         errors=errors,
         groups=groups,
         protocol=protocol,
-        fst_version=package_version(),
+        fst_version=__version__,
         torch_version=torch.__version__,
         device=device_name(device),
         training=origin.training,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fst.data.errors import DataError, reading, writing
+from fst.data.files import DataError, reading, writing
 from fst.io import parse_json, write_atomically
 from fst.pretrained import from_json, to_json
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fst.data.errors import DataError, reading, writing
+from fst.data.files import DataError, reading, writing
 from fst.evaluation.fields import SavedFields, read_fields, save_fields
 from fst.evaluation.protocol import EvaluationError, Scores
 from fst.evaluation.rows import Curves, Origin, Row, TrainingCost, read_rows, write_rows
-from fst.io import parse_json
+from fst.io import parse_json, read_object
 from fst.pretrained import PretrainedError, from_json
 from fst.terminal import one_line
 
@@ -112,7 +112,7 @@ def read_curves(path: Path) -> Curves:
 
 def read_timed_curve(run: Path) -> tuple[tuple[float, float], ...]:
     """Validation errors by the seconds of updates, compilation apart, as spread over the steps."""
-    summary = read_json(run / "summary.json")
+    summary = read_object(run / "summary.json")
     steps, seconds = summary.get("steps"), summary.get("update_seconds")
     if not steps or seconds is None:
         return ()
@@ -139,7 +139,7 @@ def steady_rate(run: Path) -> float | None:
 
 def read_starts(run: Path) -> list[dict[str, Any]]:
     """With what, and on what, a run was started and resumed."""
-    environment = read_json(run / "environment.json")
+    environment = read_object(run / "environment.json")
     resumed = environment.get("resumed")
     starts = [environment, *(resumed if isinstance(resumed, list) else [])] if environment else []
     names = ("hardware", "versions", "git")
@@ -160,8 +160,8 @@ def read_origin(
 
     `images` is how many of them a training step takes, for classifiers.
     """
-    environment = read_json(folder / "environment.json")
-    summary = read_json(folder / "summary.json")
+    environment = read_object(folder / "environment.json")
+    summary = read_object(folder / "summary.json")
     try:
         cost = _cost(summary, environment.get("hardware") or {}, images)
         git_hash = _git_hash(environment.get("git"))
@@ -213,17 +213,3 @@ def _git_hash(state: dict[str, Any] | None) -> str | None:
     if not state or not state.get("commit"):
         return None
     return f"{state['commit']}{' (modified)' if state.get('modified') else ''}"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """What a file of a run folder holds; nothing where it is missing."""
-    if not path.is_file():
-        return {}
-    with reading(path, "a JSON object"):
-        try:
-            values = parse_json(path.read_text())
-        except ValueError as error:
-            raise DataError(f"{path}: is damaged: {error}") from None
-    if not isinstance(values, dict):
-        raise DataError(f"{path}: expected a JSON object, got {type(values).__name__}")
-    return values

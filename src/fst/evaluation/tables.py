@@ -1,8 +1,8 @@
 """Result rows as tables: the paper's number beside ours, for a terminal, Markdown and HTML."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -15,7 +15,6 @@ from fst.terminal import markdown, printable
 
 # Tables by group are read, so they end where nobody would read on.
 MOST_GROUPS = 50
-
 Item = TypeVar("Item")
 
 
@@ -27,6 +26,18 @@ class Table:
     header: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
     words: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        items: Iterable[Item],
+        columns: Mapping[str, Callable[[Item], str]],
+        words: int = 1,
+    ) -> Self:
+        """One line for each item."""
+        lines = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
+        return cls(title, tuple(columns), lines, words)
 
     def terminal(self) -> TerminalTable:
         table = TerminalTable(

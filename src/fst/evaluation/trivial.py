@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fst.data.samples import Samples
-from fst.data.splits import TestSplit
+from fst.data.source import TestSplit
 from fst.evaluation.rows import ChannelError, Metric
 from fst.operators import Output
 from fst.types import Domain, Observations

@@ -20,9 +20,11 @@ let wanted = 0; // counts changes
 let level = 0; // the grid that the newest change has been asked for
 let flying = null;
 let dragging = false;
+let unanswered = null; // when the newest change came, until something of it is shown
 
 function changed(finished) {
   wanted += 1;
+  unanswered = performance.now();
   dragging = !finished;
   const finest = flying && flying.level === about.grids.length - 1;
   if (!flying || finished || finest) ask(finished ? Math.min(1, about.grids.length - 1) : 0);
@@ -58,6 +60,10 @@ async function ask(asked) {
     return;
   }
   receive(found, (performance.now() - start) / 1000);
+  if (mine.change === wanted && unanswered !== null) {
+    element("first").textContent = `${((performance.now() - unanswered) / 1000).toFixed(2)} s`;
+    unanswered = null;
+  }
   if (mine.change !== wanted) ask(dragging ? 0 : Math.min(1, about.grids.length - 1));
   else if (!dragging && asked < about.grids.length - 1) ask(asked + 1);
   else say("ready");

@@ -14,7 +14,8 @@ import torch
 from fst.baselines import DeepONetConfig, FNOConfig, PerceiverIOConfig, TransolverConfig
 from fst.config import FunctionSpaceConfig
 from fst.data import PointData
-from fst.data.point_samples import LARGEST_OFFSET, offsets
+from fst.data.point_samples import LARGEST_OFFSET
+from fst.data.samples import RunningMoments
 from fst.evaluation.protocol import EvaluationSettings
 from fst.recipes.recipe import ModelConfig, Recipe
 from fst.training.schedules import WarmupCosine
@@ -129,7 +130,9 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
     fitted = recipe.data.fit(recipe, path)
     sizes, targets = recipe.data.training_targets(path)
     samples, points = len(sizes), int(sizes.max())
-    far = bool((offsets(targets.values) > LARGEST_OFFSET).any())
+    moments = RunningMoments(targets.values.shape[1])
+    moments.see(targets.values)
+    far = bool((moments.offsets > LARGEST_OFFSET).any())
     cpu = device.type == "cpu"
     size = size or ("small" if cpu else "paper")
     model: Any = fitted.model

@@ -5,35 +5,21 @@ no sample, query or augmentation. Nothing needs to be stored to resume, and the 
 can be named afterwards. A share comes in `accumulate` parts, as equal as whole numbers allow.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from itertools import count, islice, pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fst.data.samples import Rows
-from fst.data.streaming import Asked
+from fst.data.samples import Asked, Rows
 from fst.training.errors import TrainingError
 from fst.training.settings import TrainingSettings
 
 # Streams of one seed: the order of samples by epoch, and the choices within a step.
 _ORDER, _CHOICES = 0, 1
-
-Plan = Iterator[Asked]
-
-
-@runtime_checkable
-class Streamed(Protocol):
-    """Rows that are made ahead of time, in the background, in the order of a plan.
-
-    Batches come on the host. What a row becomes is a function of the row and the seed alone, and
-    nothing is drawn from the generator of the whole process: a resumed run starts its stream anew.
-    """
-
-    def iterate(self, plan: Plan) -> Iterator[Any]: ...
 
 
 def check_batch_size(settings: TrainingSettings, processes: int) -> None:
@@ -65,9 +51,11 @@ class Batches:
         share = _pieces(slice(0, size), processes)[process]
         self.parts = _pieces(share, accumulate)
         # Resident data are chosen from on their device; a stream is planned on the host.
-        self.planned_on = samples.device
+        self.planned_on = torch.device("cpu") if samples.streamed else samples.device
         self._generator = torch.Generator(samples.device)
         self._orders: dict[int, Tensor] = {}
+        self._stream: Generator[Any, None, None] | None = None
+        self._next = 0
 
     def rows(self, step: int) -> Int[Tensor, " b"]:
         """The samples of the global batch of `step`, counted from 1, where they are planned."""
@@ -83,6 +71,9 @@ class Batches:
 
     def at(self, step: int) -> Iterator[Any]:
         """This process's share of the batch of `step`, one part after the other."""
+        if self.samples.streamed:
+            yield from self._read_ahead(step)
+            return
         settings, samples = self.settings, self.samples
         generator = self._generator.manual_seed(self._seed(step))
         chosen = samples.choose(settings.batch_size, settings.queries, generator)
@@ -97,8 +88,26 @@ class Batches:
                 None if augmentation is None else augmentation[part],
             )
 
+    def _read_ahead(self, step: int) -> Iterator[Any]:
+        """The same plan for samples that are read in the background, some steps ahead."""
+        if self._stream is None or step != self._next:  # the first step of a new or resumed run
+            self.close()
+            self._stream = self.samples.iterate(self._plan(step))
+        self._next = step + 1
+        return islice(self._stream, len(self.parts))
+
+    def _plan(self, first: int) -> Iterator[Asked]:
+        for step in count(first):
+            rows, queries = self.rows(step), self.settings.queries
+            random = self.settings.augment or queries is not None
+            for part in self.parts:
+                yield Asked(rows[part], self._seed(step) if random else None, queries)
+
     def close(self) -> None:
         """End what runs in the background, if anything does."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
 
     def _seed(self, step: int) -> int:
         state = np.random.SeedSequence((self.settings.seed, _CHOICES, step))
@@ -114,58 +123,6 @@ class Batches:
             self._orders = {e: o for e, o in self._orders.items() if e >= epoch - 1}
             self._orders[epoch] = order
         return order
-
-
-class StreamedBatches(Batches):
-    """The same plan for samples that are decoded in the background, some steps ahead."""
-
-    def __init__(
-        self, samples: Rows, settings: TrainingSettings, process: int = 0, processes: int = 1
-    ) -> None:
-        super().__init__(samples, settings, process, processes)
-        self.planned_on = torch.device("cpu")
-        self._next = 0
-        self._stream: Generator[Any, None, None] | None = None
-
-    def at(self, step: int) -> Iterator[Any]:
-        if self._stream is None or step != self._next:  # the first step of a new or resumed run
-            self.close()
-            self._stream = self._read(step)
-        self._next = step + 1
-        yield from islice(self._stream, len(self.parts))
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
-    def _read(self, step: int) -> Generator[Any, None, None]:
-        assert isinstance(self.samples, Streamed)
-        for batch in self.samples.iterate(self._plan(step)):
-            yield batch.to(self.samples.device)
-
-    def _plan(self, first: int) -> Plan:
-        for step in count(first):
-            rows, queries = self.rows(step), self.settings.queries
-            random = self.settings.augment or queries is not None
-            for part in self.parts:
-                yield Asked(rows[part], self._seed(step) if random else None, queries)
-
-
-def plan(samples: Rows, settings: TrainingSettings, process: int, processes: int) -> Batches:
-    """The training batches of this process."""
-    kind = StreamedBatches if isinstance(samples, Streamed) else Batches
-    return kind(samples, settings, process, processes)
-
-
-def in_order(samples: Rows, parts: Sequence[Int[Tensor, " b"]]) -> Iterator[Any]:
-    """The given rows as they are, one batch for each part: for validation."""
-    if isinstance(samples, Streamed):
-        for batch in samples.iterate(Asked(part) for part in parts):
-            yield batch.to(samples.device)
-    else:
-        for part in parts:
-            yield samples.batch(part.to(samples.device))
 
 
 def _pieces(whole: slice, pieces: int) -> list[slice]:

@@ -24,7 +24,7 @@ from accelerate.utils import broadcast_object_list
 
 from fst.base import Model
 from fst.data.samples import Rows
-from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.data.source import TrainingSplit, ValidationSplit
 from fst.training.errors import TrainingError, first_line
 from fst.training.logging import Stopwatch
 from fst.training.loop import build_accelerator

@@ -27,7 +27,7 @@ from torch import distributed
 
 from fst.base import Model
 from fst.data.samples import Rows
-from fst.data.splits import TrainingSplit, ValidationSplit
+from fst.data.source import TrainingSplit, ValidationSplit
 from fst.io import FileError, file_errors
 from fst.terminal import Terminal
 from fst.training import checkpoint

@@ -28,7 +28,7 @@ from fst.evaluation_points import PointDraws
 from fst.kernels import fuse
 from fst.precision import full_precision
 from fst.pretrained import check_shapes, from_json
-from fst.training.batches import in_order, plan
+from fst.training.batches import Batches
 from fst.training.checkpoint import Checkpoint
 from fst.training.errors import CheckpointError, CompilationError, NonFiniteError, TrainingError
 from fst.training.optimizer import Average, build_optimizer, set_rates
@@ -82,7 +82,7 @@ class Trainer:
         self.processes: int = accelerator.num_processes
         for samples in (training, validation):
             self.objective.check(model, samples)
-        self.batches = plan(
+        self.batches = Batches(
             training.to(self.device), settings, accelerator.process_index, self.processes
         )
         if len(validation) == 0:
@@ -197,7 +197,7 @@ class Trainer:
         bad: list[int] = []
         parts = torch.arange(len(self.validation)).split(settings.validation_batch)
         process = self.accelerator.process_index
-        batches = in_order(self.validation, parts[process :: self.processes])
+        batches = self.validation.in_order(parts[process :: self.processes])
         for number, part in enumerate(parts):
             if settings.validation_reset == "batch":
                 stream = model.point_stream(*seeds)

@@ -1,32 +1,74 @@
-"""Outputs that baselines share: one answered in chunks, one that knows a grid and nothing else.
+"""What baselines share: padding and first layers, outputs answered in chunks or on one grid.
 
 A grid of N points on an axis has the unit coordinates index / (N - 1), so a coordinate x of the
 unit box stands for the index round(x (N - 1)).
 """
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from fst.operators import Output, queries_at_once
-from fst.types import Domain, Observations, check_queries
+from fst.types import Domain, Observations, check_queries, product_dtype
 
 # How far from a grid point, in grid steps, a coordinate may be and still mean that point: well
 # above float32 rounding on a thousand points, well below a point that someone meant otherwise.
 ON_GRID_TOLERANCE = 1e-2
 
 
-class ChunkedOutput(Output):
-    """An output whose queries do not see each other, so that they can be answered in chunks."""
+def without_padding(
+    observations: Observations, domain: Domain
+) -> tuple[Float[Tensor, "b n s"], Float[Tensor, "b n v"]]:
+    """Positions in the unit box, and values, with zeros where the mask says padding.
+
+    Padding may hold anything, NaN included, and zero times NaN is NaN.
+    """
+    positions, values = domain.to_unit(observations.positions), observations.values
+    if observations.mask is None:
+        return positions, values
+    padding = ~observations.mask.unsqueeze(-1)
+    return positions.masked_fill(padding, 0.0), values.masked_fill(padding, 0.0)
+
+
+class InputLinear(nn.Linear):
+    """A first layer, which reads coordinates and values as they are.
+
+    bfloat16 would leave 513 of 1,024 evenly spaced coordinates distinct. So under autocast the
+    products run in the dtype of the weights, and only the result is rounded.
+    """
+
+    def forward(self, inputs: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
+        with torch.autocast(inputs.device.type, enabled=False):
+            outputs = super().forward(inputs)
+        return outputs.to(product_dtype(outputs))
+
+
+@dataclass(frozen=True)
+class ModelOutput(Output):
+    """What a model has made of the observations, for `model.decode` to answer queries from.
+
+    Queries do not see each other, so that they can be answered in chunks.
+    """
+
+    domain: Domain
+    model: Any
+    state: Tensor
+    positions: Float[Tensor, "b n s"]
+    numbers_per_query: int
+    """About how many numbers `decode` holds at once for one query of one sample."""
 
     @property
-    @abstractmethod
-    def numbers_per_query(self) -> int:
-        """About how many numbers `decode` holds at once for one query of one sample."""
+    def like(self) -> Tensor:
+        # Not the state: under autocast it is bfloat16, which queries need not be.
+        return self.positions
+
+    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
+        values: Tensor = self.model.decode(self.state, queries)
+        return values
 
     def __call__(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
         queries = check_queries(queries, self.domain, self.like)

@@ -18,7 +18,7 @@ from rich.console import Console
 from data_examples import BURGERS, DARCY, write_fields, write_published
 from fst.data import DataError, burgers, darcy
 from fst.data.burgers_data import BurgersData
-from fst.data.row_writer import Column, Plan, write_rows
+from fst.data.files import Plan, write_rows
 from fst.io import publish
 
 QUIET = Console(quiet=True)
@@ -150,7 +150,7 @@ class TestResuming:
             with pytest.raises(StoppedError):
                 make(BURGERS, tmp_path, 2)
         other = replace(BURGERS, seed=5)
-        with pytest.raises(DataError, match="unfinished file of another law .seed: 0 there, 5"):
+        with pytest.raises(DataError, match="file of another provenance .seed: 0 there, 5"):
             make(other, tmp_path)
         assert (tmp_path / (NAME + ".part")).exists()
         make(other, tmp_path, force=True)
@@ -214,8 +214,8 @@ sys.path[:0] = {[HERE, *sys.path]!r}
 import numpy as np, time
 from rich.console import Console
 from pathlib import Path
-from test_row_writer import slow_plan
-from fst.data.row_writer import write_rows
+from test_file_writing import slow_plan
+from fst.data.files import write_rows
 plan, produce = slow_plan(Path({str(tmp_path)!r}))
 def slow(start, stop):
     print(start, flush=True)
@@ -253,7 +253,7 @@ write_rows(plan, slow, batch_size=3, console=Console(quiet=True))
 
 def slow_plan(folder: Path) -> tuple[Plan, object]:
     """A file of 600 rows, and numbers for it that depend on the row alone."""
-    columns = {"tensor": Column((20, 30), "float32")}
+    columns = {"tensor": np.dtype(("float32", (20, 30)))}
     plan = Plan(folder / "rows.h5", {"seed": 1}, 600, columns, {"x": np.arange(3.0)}, {"Nu": 0.1})
 
     def produce(start: int, stop: int) -> dict[str, np.ndarray]:
@@ -273,7 +273,7 @@ class TestNothingIsOverwritten:
     def test_a_made_file_of_another_law_needs_force(self, tmp_path):
         make(BURGERS, tmp_path)
         other = replace(BURGERS, seed=3)
-        with pytest.raises(DataError, match="another law .seed: 0 there, 3 asked"):
+        with pytest.raises(DataError, match="another provenance .seed: 0 there, 3 asked"):
             make(other, tmp_path)
         assert make(other, tmp_path, force=True)
         with h5py.File(tmp_path / NAME, "r") as file:
@@ -282,13 +282,13 @@ class TestNothingIsOverwritten:
     def test_published_files_need_force(self, tmp_path):
         path = write_published(tmp_path)
         before = path.read_bytes()
-        with pytest.raises(DataError, match="names no law; use --force"):
+        with pytest.raises(DataError, match="names no provenance; use --force"):
             make(BURGERS, tmp_path)
         assert path.read_bytes() == before
         fields = tmp_path / "darcy_train_16.pt"
         write_fields(fields)
         before = fields.read_bytes()
-        with pytest.raises(DataError, match="names no law; use --force"):
+        with pytest.raises(DataError, match="names no provenance; use --force"):
             DARCY.make(fields, "train", device="cpu", console=QUIET)
         assert fields.read_bytes() == before
 
@@ -370,8 +370,8 @@ import sys
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from rich.console import Console
-from test_row_writer import slow_plan
-from fst.data.row_writer import write_rows
+from test_file_writing import slow_plan
+from fst.data.files import write_rows
 plan, produce = slow_plan(Path(sys.argv[1]))
 for force in (False, True):
     try:
