@@ -148,7 +148,7 @@ def test_stratified_shares_follow_the_classes():
 
 
 def test_auto_storage_streams_what_does_not_fit(folder, monkeypatch):
-    from fst.data import image_data
+    from fst.data import samples
 
     # 12 training images of 32 × 32 take 36,864 bytes; 6 of 24 × 24 take 10,368.
     monkeypatch.setattr("fst.data.samples._CPU_BYTES", 36_000)
@@ -157,7 +157,7 @@ def test_auto_storage_streams_what_does_not_fit(folder, monkeypatch):
     assert isinstance(validation, ResidentImages)
     monkeypatch.setattr("fst.data.samples._CPU_BYTES", 36_864)
     assert isinstance(SMALL.load(folder)[0].samples, ResidentImages)
-    monkeypatch.setattr(image_data, "device_memory", lambda device: 30_000)
+    monkeypatch.setattr(samples, "device_memory", lambda device: 30_000)
     forced = ImageData(image_size=(24, 24), resize=28, stored_size=32, storage="resident")
     with pytest.raises(DataError, match="12 images of 32 × 32 pixels take 0.0 GiB"):
         forced.prepare(folder)

@@ -17,15 +17,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from fst.baselines.shared import ModelOutput, without_padding
+from fst.baselines.shared import INITIAL_STD, ModelOutput, without_padding
 from fst.config import OperatorConfig, check_heads, check_sizes
 from fst.evaluation_points import PointDraws
 from fst.model import ConditionEncoder
 from fst.nn import MLP, Attention, FourierFeatures, Spacing
 from fst.operators import Operator
 from fst.types import Observations
-
-LATENT_STD = 0.02  # of the latents' truncated normal initialisation, as in Perceiver
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class PerceiverIO(Operator):
         self.embed_position = MLP(self.fourier.size, width, width)
         self.embed_value = nn.Linear(config.value_channels, width)
         self.latents = nn.Parameter(torch.empty(config.latents, width))
-        nn.init.trunc_normal_(self.latents, std=LATENT_STD)
+        nn.init.trunc_normal_(self.latents, std=INITIAL_STD)
         if config.condition_channels:
             self.condition = ConditionEncoder(
                 config.condition_channels, width, config.log_condition

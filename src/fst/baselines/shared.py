@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from fst.operators import Output, queries_at_once
 from fst.types import Domain, Observations, check_queries, product_dtype
 
+INITIAL_STD = 0.02  # of truncated normal weights, as usual for transformers
+
 # How far from a grid point, in grid steps, a coordinate may be and still mean that point: well
 # above float32 rounding on a thousand points, well below a point that someone meant otherwise.
 ON_GRID_TOLERANCE = 1e-2
@@ -32,6 +34,14 @@ def without_padding(
         return positions, values
     padding = ~observations.mask.unsqueeze(-1)
     return positions.masked_fill(padding, 0.0), values.masked_fill(padding, 0.0)
+
+
+def initialize(module: nn.Module) -> None:
+    """Give a linear layer the usual first weights of a transformer."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=INITIAL_STD)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 class InputLinear(nn.Linear):

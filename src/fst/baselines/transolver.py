@@ -25,6 +25,7 @@ from fst.baselines.shared import (
     GridOutput,
     InputLinear,
     check_observed_once,
+    initialize,
     observed_cells,
     place_on_grid,
     without_padding,
@@ -127,7 +128,8 @@ class PointNetwork(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, config.output_channels)
-        self.apply(_initialize)
+        # The authors' code first makes the slice assignment orthogonal, then overwrites it so.
+        self.apply(initialize)
 
     def forward(
         self, points: Float[Tensor, "b p i"], mask: Bool[Tensor, "b p"] | None
@@ -137,14 +139,6 @@ class PointNetwork(nn.Module):
             points = block(points, mask)
         predicted: Tensor = self.output(self.norm(points))
         return predicted
-
-
-def _initialize(module: nn.Module) -> None:
-    # The authors' code first makes the slice assignment orthogonal, then overwrites it like this.
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 class Transolver(Operator):

@@ -16,14 +16,13 @@ import torch.nn.functional as F  # noqa: N812 (the name PyTorch users know)
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fst.baselines.shared import INITIAL_STD, initialize
 from fst.classifiers import Classifier
 from fst.config import check_heads, check_sizes
 from fst.evaluation_points import PointDraws
 from fst.nn import Attention
 from fst.types import check_fields
 from fst.vision import PatchEncoder, PatchGrid, check_classes, cut, patch_grid
-
-INITIAL_STD = 0.02  # of the initial weights
 
 
 @dataclass(frozen=True)
@@ -101,13 +100,6 @@ class Block(nn.Module):
         tokens = tokens + self.attention.attend_to_self(self.norm(tokens))
         tokens = tokens + self.feed_forward(self.feed_norm(tokens))
         return tokens
-
-
-def initialize(module: nn.Module) -> None:
-    """Give one module the usual first weights of a ViT."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=INITIAL_STD)
-        nn.init.zeros_(module.bias)
 
 
 class PatchTransformer(Classifier):

@@ -22,7 +22,7 @@ from fst.data.image_augmentation import ImageAugmentation
 from fst.data.image_decoding import View, decode_all, default_threads, report
 from fst.data.image_samples import ResidentImages, StreamedImages, TimmTransform
 from fst.data.images import LabelledImages, Skipped, find_split, has_split, listed, require_classes
-from fst.data.samples import Storage, device_memory, is_small
+from fst.data.samples import Storage, stays_resident
 from fst.data.source import DataSource, Recipe, TestSplit
 from fst.terminal import Terminal
 from fst.types import check_fields
@@ -234,19 +234,9 @@ class ImageData(DataSource, ImageAugmentation):
 
     def _fits(self, images: LabelledImages, view: View, device: torch.device) -> bool:
         """Whether to keep a split on the device; an error where it was asked for and cannot be."""
-        if self.storage == "streamed":
-            return False
-        needed = len(images) * 3 * view.crop[0] * view.crop[1]
-        if self.storage == "auto":
-            return is_small(needed, device)
-        there = device_memory(device)
-        if there is not None and needed > there:
-            raise DataError(
-                f"{images.files.source}: {len(images):,} images of {view.crop[0]} × "
-                f"{view.crop[1]} pixels take {needed / 2**30:.1f} GiB, and {device} has "
-                f'{there / 2**30:.1f} GiB; use storage "streamed" or a smaller stored_size'
-            )
-        return True
+        height, width = view.crop
+        what = f"{images.files.source}: {len(images):,} images of {height} × {width} pixels"
+        return stays_resident(self.storage, len(images) * 3 * height * width, device, what)
 
     def _count_held_out(self, train: LabelledImages) -> int:
         least = max(int((train.counts > 1).sum()), round(_HELD_OUT * len(train)), 1)

@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from fst.classifiers import IMAGENET_DEVIATION, IMAGENET_MEAN
 from fst.data.files import DataError
@@ -243,17 +244,11 @@ class StreamedImages(Streamed, LabelledRows):
         return len(self.images)
 
     def __getitem__(self, asked: Asked) -> tuple[Tensor, Tensor, list[Skipped]]:
-        return _collated(self._decoded(row, asked.seed) for row in asked.rows.tolist())
-
-    def gather(
-        self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
-    ) -> ImageBatch:
-        """The evaluation views of the given rows, decoded by several threads."""
-        if chosen is not None:
-            raise ValueError("chosen was given, but an image has no queries to choose from")
-        with ThreadPoolExecutor(max(1, self.workers)) as pool:
-            items = pool.map(self._decoded, rows.tolist())
-            return self.received(_collated(items)).to(self._device)
+        # A worker is one of many; who asks for a batch at once, always without a seed, has threads.
+        threads = 1 if get_worker_info() is not None else max(1, self.workers)
+        with ThreadPoolExecutor(threads) as pool:
+            items = pool.map(lambda row: self._decoded(row, asked.seed), asked.rows.tolist())
+            return _collated(items)
 
     def received(self, batch: tuple[Tensor, Tensor, list[Skipped]]) -> ImageBatch:
         images, labels, skipped = batch
@@ -271,7 +266,7 @@ class StreamedImages(Streamed, LabelledRows):
         titles = (self.images.files.title(int(row)) for row in self.images.rows)
         return torch.arange(len(self))[torch.tensor([title not in bad for title in titles])]
 
-    def _decoded(self, row: int, seed: int | None = None) -> Item:
+    def _decoded(self, row: int, seed: int | None) -> Item:
         """One image with its label, or another that stands in for it, and what was skipped."""
         skipped: list[Skipped] = []
         for candidate in self._candidates(row):

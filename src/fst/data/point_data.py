@@ -19,7 +19,7 @@ from fst.data.files import DataError
 from fst.data.image_decoding import default_threads
 from fst.data.point_files import BLOCK, PointFile, Points, check_trainable, read_points
 from fst.data.point_samples import PointSamples, StreamedPoints
-from fst.data.samples import Samples, Storage, is_small
+from fst.data.samples import Samples, Storage, stays_resident
 from fst.data.source import DataSource, Partition, Recipe, TestSplit, looked_at
 from fst.types import check_fields
 
@@ -104,11 +104,10 @@ class PointData(DataSource):
         return training, self._samples(file, partition.validation, device)
 
     def _samples(
-        self, file: PointFile, rows: np.ndarray, device: torch.device | str, learned: bool = False
+        self, file: PointFile, rows: np.ndarray, device: torch.device, learned: bool = False
     ) -> Samples:
-        device = torch.device(device)
-        small = self.storage == "auto" and is_small(file.bytes_of(rows), device)
-        if small or self.storage == "resident":
+        what = f"{file.path}: the points of {len(rows):,} samples"
+        if stays_resident(self.storage, file.bytes_of(rows), device, what):
             return PointSamples.read(file, rows, learned=learned).to(device)
         workers = self.workers or min(_MOST_WORKERS, default_threads())
         streamed = StreamedPoints(file, rows, workers=workers, device=device)
@@ -173,7 +172,7 @@ class PointData(DataSource):
         if len(rows) == 0:
             raise DataError(f"{file.path}: its test split is empty")
         return TestSplit(
-            self._samples(file, rows, device),
+            self._samples(file, rows, torch.device(device)),
             numbers=tuple(rows.tolist()),
             axes=file.axes,
             values=file.values,

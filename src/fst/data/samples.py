@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fst.data.files import DataError
 from fst.types import Domain, Observations
 
 Storage = Literal["auto", "resident", "streamed"]
@@ -224,10 +225,17 @@ def device_memory(device: torch.device) -> int | None:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
-def is_small(size: int, device: torch.device) -> bool:
-    """Whether so many bytes are kept on the device where nothing else is asked for."""
+def stays_resident(storage: Storage, size: int, device: torch.device, what: str) -> bool:
+    """Whether so many bytes are kept on the device; an error where it is asked to and cannot."""
     memory = device_memory(device)
-    return size <= (_CPU_BYTES if memory is None else _GPU_SHARE * memory)
+    if storage == "auto":
+        return size <= (_CPU_BYTES if memory is None else _GPU_SHARE * memory)
+    if storage == "resident" and memory is not None and size > memory:
+        raise DataError(
+            f"{what} take {size / 2**30:.1f} GiB, and {device} has {memory / 2**30:.1f} GiB; "
+            'use storage "streamed" or, for images, a smaller stored_size'
+        )
+    return storage == "resident"
 
 
 class Samples(Rows):
