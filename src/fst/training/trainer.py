@@ -33,7 +33,7 @@ from fst.training.checkpoint import Checkpoint
 from fst.training.errors import CheckpointError, CompilationError, NonFiniteError, TrainingError
 from fst.training.optimizer import Average, Exchange, build_optimizer, set_rates
 from fst.training.schedules import History
-from fst.training.settings import Objective, TrainingSettings
+from fst.training.settings import Objective, Prediction, TrainingSettings
 
 # Compiled code is compiled in the first step, and captured and replayed in the next two.
 COMPILING_STEPS = 3
@@ -94,7 +94,9 @@ class Trainer:
         self.optimizer = build_optimizer(model, settings)
         # Not wrapped by DistributedDataParallel, whose hooks would divide what is compiled: the
         # gradient is one vector in the optimiser, and processes add theirs up there.
-        self.module = accelerator.prepare_model(self.objective.module(model), evaluation_mode=True)
+        self.module = accelerator.prepare_model(
+            Prediction(self.objective, model), evaluation_mode=True
+        )
         self.exchange: Exchange | None = None
         if self.processes > 1:
             share_weights(model)
