@@ -28,8 +28,17 @@ from fst.data.files import DataError, reading, writing
 from fst.evaluation.comparison import Comparison, Result
 from fst.evaluation.figures import error_over_seconds
 from fst.evaluation.report import report as write_report
-from fst.evaluation.rows import METRICS, NOTHING, RELATIVE_L2, Row, read_rows
-from fst.evaluation.runs import RESULTS, ROWS, read_run, read_timed_curve
+from fst.evaluation.rows import (
+    METRICS,
+    NOTHING,
+    RELATIVE_L2,
+    RESULTS,
+    ROWS,
+    Row,
+    read_rows,
+    read_run,
+    read_timed_curve,
+)
 from fst.evaluation.tables import Table, unique
 from fst.io import read_object, write_atomically, write_text
 from fst.recipes import ablation

@@ -28,8 +28,7 @@ from fst.data import BurgersData, DarcyData
 from fst.data.samples import Samples
 from fst.data.source import DataSource
 from fst.evaluation.protocol import EvaluationSettings, batch_draws, measuring, row_batches
-from fst.evaluation.rows import Row, read_rows
-from fst.evaluation.runs import RESULTS, ROWS
+from fst.evaluation.rows import RESULTS, ROWS, Row, read_rows
 from fst.evaluation.tables import error_table
 from fst.io import file_errors, read_object, write_text
 from fst.metrics import relative_l2

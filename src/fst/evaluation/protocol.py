@@ -32,7 +32,6 @@ from fst.evaluation.fields import (
     PICTURE,
     Array,
     Fields,
-    SavedFields,
     choose_rows,
     empty_parts,
     full_grid,
@@ -44,10 +43,12 @@ from fst.evaluation.rows import (
     METRICS,
     RELATIVE_L2,
     ChannelError,
+    EvaluationError,
     Grid,
     GroupError,
     Origin,
     Row,
+    Scores,
     group_errors,
     shortened,
 )
@@ -65,15 +66,10 @@ from fst.types import Domain, Observations, check_fields
 from fst.version import __version__
 
 Represent = Callable[[Observations], Output]
-Scores = tuple[Sequence[Row], SavedFields | None]
 # Parts of each axis, by the number of axes, that errors off any grid are summed in.
 BINS = {1: 48, 2: 20, 3: 8}
 # The even grid on which a field is drawn where its queries lie on none.
 DENSE = {1: (400,), 2: (96, 96), 3: (48, 48)}
-
-
-class EvaluationError(ValueError):
-    """A model cannot be scored; the message is one clear line for the user."""
 
 
 class TestProtocol(ABC):
@@ -97,8 +93,6 @@ class TestProtocol(ABC):
         test: TestSplit[Any],
         origin: Origin,
         facts: TrainingFacts,
-        *,
-        protocol: str,
         console: Console | None = None,
     ) -> Scores:
         """Rows of the model, then of the trivial predictors; and what the figures draw."""
@@ -194,15 +188,12 @@ class EvaluationSettings(TestProtocol):
         test: TestSplit[Any],
         origin: Origin,
         facts: TrainingFacts,
-        *,
-        protocol: str,
         console: Console | None = None,
     ) -> Scores:
         over = OverDomain(views_of(test.samples, self)[-1], self)
-        asked: dict[str, Any] = {"protocol": protocol, "console": console}
-        rows = evaluate(model, test, self, origin, std=facts.std, over=over, **asked)
+        rows = evaluate(model, test, self, origin, std=facts.std, over=over, console=console)
         errors = rows[max(1, len(self.grids)) - 1].errors
-        rows += trivial_rows(test, self, origin, facts, **asked)
+        rows += trivial_rows(test, self, origin, facts, console=console)
         return rows, sample_fields(model, test, self, origin, errors, over)
 
     def beside_validation(
@@ -325,17 +316,15 @@ def evaluate(
     settings: EvaluationSettings,
     origin: Origin,
     *,
-    protocol: str = "",
     std: Sequence[float] = (),
     over: OverDomain | None = None,
     console: Console | None = None,
 ) -> list[Row]:
     """Score a model on a test split: a row for each grid, then one for each of `neighbors`.
 
-    The samples must be on the model's device. `protocol` is what `fingerprint` gives, `std` are
-    the standard deviations of the training targets, and `over` learns where the errors lie.
+    The samples must be on the model's device. `std` are the standard deviations of the training
+    targets, and `over` learns where the errors lie.
     """
-    device = next(model.parameters()).device
     draws = batch_draws(model, settings)
 
     def represent(observations: Observations) -> Output:
@@ -346,8 +335,7 @@ def evaluate(
     with measuring(model):
         samples, label = test.samples, origin.model
         found = measure(represent, samples, settings, over=over, label=label, console=console)
-    count = parameter_count(model)
-    return make_rows(found, test, settings, origin, count, protocol, device, std)
+    return make_rows(found, test, settings, origin, parameter_count(model), std)
 
 
 def trivial_rows(
@@ -356,7 +344,6 @@ def trivial_rows(
     origin: Origin,
     facts: TrainingFacts,
     *,
-    protocol: str = "",
     console: Console | None = None,
 ) -> list[Row]:
     """Rows of the trivial predictors on the test grids of a run, to stand beside the run's own."""
@@ -368,7 +355,7 @@ def trivial_rows(
         with full_precision(), torch.inference_mode():
             found = measure(predictor, samples, settings, label=name, console=console)
         named = replace(source, model=name)
-        rows += make_rows(found, test, settings, named, 0, protocol, samples.device, facts.std)
+        rows += make_rows(found, test, settings, named, 0, facts.std)
     return rows
 
 
@@ -420,8 +407,6 @@ def make_rows(
     settings: EvaluationSettings,
     origin: Origin,
     parameters: int,
-    protocol: str,
-    device: torch.device,
     std: Sequence[float] = (),
 ) -> list[Row]:
     """Measurements with all that a reader needs to know of them."""
@@ -432,7 +417,7 @@ def make_rows(
         paper = settings.paper_errors[index] if whole and settings.paper_errors else None
         last = whole and index == max(1, len(settings.grids)) - 1
         groups = group_errors(errors, test.groups, dict(settings.paper_groups) if last else {})
-        row = make_row(errors, groups, paper, origin, parameters, protocol, device)
+        row = make_row(errors, groups, paper, origin, parameters, test.samples.device)
         channels = found.channels(targets, std)
         rows.append(replace(row, grid=found.grid, neighbors=found.neighbors, channels=channels))
     return rows
@@ -444,32 +429,20 @@ def make_row(
     paper_error: float | None,
     origin: Origin,
     parameters: int,
-    protocol: str,
     device: torch.device,
 ) -> Row:
     """The row of one list of test errors, on no grid."""
     return Row(
-        run=origin.run,
-        recipe=origin.recipe,
-        task=origin.task,
-        model=origin.model,
-        seed=origin.seed,
-        git_hash=origin.git_hash,
+        **vars(origin),
         parameters=parameters,
-        split="test",
-        grid=None,
-        neighbors=None,
         samples=len(errors),
         error=mean_of(errors),
         paper_error=paper_error,
         errors=errors,
         groups=groups,
-        protocol=protocol,
         fst_version=__version__,
         torch_version=torch.__version__,
         device=device_name(device),
-        training=origin.training,
-        data=origin.data,
     )
 
 
