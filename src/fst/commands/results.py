@@ -86,7 +86,7 @@ def results(folder: Path, *, out: Path, readme: Path | None, console: Console) -
 
 
 def write_records(runs: list[Path], out: Path) -> list[Values]:
-    """Add the runs to the list, in the place of earlier entries of the same name."""
+    """Add the runs to the list, instead of earlier entries of the same name."""
     known = {record["run"]: record for record in read_records(out)} if out.exists() else {}
     found = [describe(run) for run in runs]
     known |= {record["run"]: record for record in found}

@@ -475,8 +475,8 @@ def sample_fields(
 ) -> Fields | None:
     """A few samples on the last test grid, or at their points, predicted as they are scored.
 
-    Of the test's `errors` the best, the median and the worst; then some by their place in the test
-    set, chosen before any prediction. None where none is asked for, or on more than three axes.
+    Of the test's `errors` the best, the median and the worst; then some by their position in the
+    test set, chosen before any prediction. None where none is asked for, or beyond three axes.
     """
     check_test(test)
     samples, axes = views_of(test.samples, settings)[-1], test.samples.domain.axes
@@ -567,9 +567,9 @@ def _looks(
 def dense_queries(domain: Domain, like: Tensor) -> Float[Tensor, "1 d s"]:
     """An even grid over the domain; of three axes, over the middle of the first one."""
     shape = DENSE[domain.axes]
-    places = [torch.linspace(0, 1, count) for count in shape]
-    places = [torch.tensor([0.5])] * (domain.axes - len(shape)) + places
-    unit = torch.stack(torch.meshgrid(*places, indexing="ij"), dim=-1).flatten(0, -2)
+    axes = [torch.linspace(0, 1, count) for count in shape]
+    axes = [torch.tensor([0.5])] * (domain.axes - len(shape)) + axes
+    unit = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
     return domain.from_unit(unit[None].to(like))
 
 

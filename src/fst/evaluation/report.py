@@ -56,13 +56,13 @@ GENERATED_AND_PAPER = "For that reason small differences from the paper mean lit
 SEEDS = "Each line is one training run with one random seed; the spread between seeds is not known."
 SELECTED = "The weights were selected by validation error, and the test set was scored once."
 SAMPLES = (
-    "Samples that are not called best, median or worst were chosen by their place in the test set, "
-    "before any prediction."
+    "Samples that are not called best, median or worst were chosen by their position in the test "
+    "set, before any prediction."
 )
 IMAGES = (
-    "The images in the figures were chosen by their class and their place in the test set, before "
-    "any guess. This page holds photographs from the test set. Their licence decides who may see "
-    "it."
+    "The images in the figures were chosen by their class and their position in the test set, "
+    "before any guess. This page holds photographs from the test set. Their licence decides who "
+    "may see it."
 )
 HISTOGRAM = (
     "How the errors of single test samples are spread. A line in the colour of a model is its "
@@ -112,7 +112,7 @@ def report(
 
 
 def distinct(runs: Sequence[Run]) -> list[Run]:
-    """The runs under names that differ: folders in different places may be called the same."""
+    """The runs under names that differ: folders of different paths may be called the same."""
     seen: dict[str, int] = {}
     named = []
     for run in runs:
