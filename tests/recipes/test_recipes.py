@@ -10,7 +10,7 @@ from fst.commands.recipes import summary
 from fst.config import FunctionSpaceConfig
 from fst.pretrained import PretrainedError
 from fst.recipes import RECIPES, UnknownRecipeError, describe, find
-from fst.recipes.quoting import comparable
+from fst.recipes.comparison import comparable
 from fst.recipes.recipe import recipe_from_json
 
 BASELINES = ("fno", "perceiver-io", "transolver", "deeponet")
@@ -35,6 +35,7 @@ NAMES = {
     *(f"fast/burgers-single/{m}" for m in (*BASELINES, "fst", "fno-mended")),
     *(f"fast/burgers-all/{m}" for m in ("fst", "fno", "fno-mended", "perceiver-io")),
     *(f"fast/darcy/{m}" for m in (*BASELINES, "fst")),
+    *(f"minute/{task}/fst" for task in ("burgers-single", "darcy")),
 }
 
 
