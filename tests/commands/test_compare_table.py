@@ -39,7 +39,7 @@ def test_the_table_fits_a_terminal_and_no_number_is_cut():
     comparison = Comparison(TASK, "2 minutes", (result,), {}, {})
     for width in (80, 40):
         console = Console(width=width, record=True, file=io.StringIO())
-        console.print(comparison.terminal(), crop=False)
+        console.print(comparison.table().terminal(compact=True), crop=False)
         text = console.export_text()
         assert "2,936,881 24,000 120.4 200.0 51.7 0.12346 0.12346 0.12346  0.12346" in text
         assert max(map(len, text.splitlines())) <= 80

@@ -30,7 +30,7 @@ from fst.commands.device import choose_device
 from fst.commands.evaluate import evaluate
 from fst.evaluation.comparison import Comparison, Result
 from fst.evaluation.protocol import device_name
-from fst.evaluation.runs import RESULTS, ROWS
+from fst.evaluation.rows import RESULTS, ROWS
 from fst.io import read_json, write_json
 from fst.pretrained import WEIGHTS, from_json
 from fst.recipes import find
