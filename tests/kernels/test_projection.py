@@ -17,6 +17,7 @@ from kernel_examples import (
 
 projection = pytest.importorskip("fst.kernels.projection")
 launch = pytest.importorskip("fst.kernels.launch")
+weights = pytest.importorskip("fst.kernels.weights")
 
 
 def plain_linear(tokens, gamma, beta, weight, bias):
@@ -25,8 +26,8 @@ def plain_linear(tokens, gamma, beta, weight, bias):
 
 def normed_linear(tokens, *parameters_and_eps):
     gamma, beta, weight, bias, eps = parameters_and_eps
-    layers = gamma, beta, [weight], [bias], tokens.dtype, 1, len(weight)
-    return projection.normed_linear(tokens, *projection.normed_layer(*layers), eps)
+    layer = weights.pack_normed_layers(gamma, beta, [weight], [bias], tokens.dtype)
+    return projection.normed_linear(tokens, *layer[:2], eps)
 
 
 @NORMED_SIZES
@@ -56,11 +57,11 @@ def test_what_the_kernels_for_hopper_take(monkeypatch):
 def test_several_projections_as_one_with_widened_heads():
     gamma, beta, weight, bias = (tensor.to(DEVICE) for tensor in normed_parameters(16, 24))
     tokens = torch.randn(2, 5, 16, device=DEVICE).to(HALF)
-    weights, biases = weight.split(12), bias.split(12)
-    layers = gamma, beta, weights, biases, HALF, 2, 8
-    found = projection.normed_linear(tokens, *projection.normed_layer(*layers), 1e-5)
+    parts = weight.split(12), bias.split(12)
+    layer = weights.pack_normed_layers(gamma, beta, *parts, HALF, heads=2, widened=8)
+    found = projection.normed_linear(tokens, *layer[:2], 1e-5)
     assert found.shape == (2, 5, 32)
-    widened = joined_heads(weights, 2, 8), joined_heads(biases, 2, 8)
+    widened = (joined_heads(each, 2, 8) for each in parts)
     exact = (tensor.double() for tensor in (tokens, gamma, beta, *widened))
     assert relative(found, plain_linear(*exact)) < 2.0**-7
     assert not found.unflatten(2, (2, 2, 8))[..., 6:].any()

@@ -276,7 +276,7 @@ def test_products_are_exact_to_float32(count, dtype):
 @hypothesis.given(st.lists(st.tuples(tokens, channels, channels), min_size=2, max_size=2))
 def test_every_program_has_tokens_and_all_run_at_once(given):
     products = [Product(t, max(m, n), min(m, n)) for t, m, n in given]
-    division = divide(products)
+    division = divide(*products)
     tiles = [product.tiles(division.wide) for product in products]
     for product, shares in zip(products, division.shares, strict=True):
         assert 1 <= shares <= product.blocks()
@@ -285,7 +285,7 @@ def test_every_program_has_tokens_and_all_run_at_once(given):
 
 
 def test_an_mlps_products_fill_the_gpu():
-    division = divide([Product(49_152, 704, 184), Product(49_152, 704, 176)])
+    division = divide(Product(49_152, 704, 184), Product(49_152, 704, 176))
     assert division == (256, (22, 22))
 
 

@@ -206,9 +206,7 @@ def weights_backward(
 
 
 @weights_backward.register_fake
-def _(
-    grad: Tensor, anchors: Tensor, inverse: Tensor, reciprocals: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, anchors: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     batch, axes, count = anchors.shape
     parts = (batch, math.ceil(count / WEIGHTS_BACKWARD["CHUNK"]), axes, count)
     return torch.empty_like(anchors), anchors.new_empty(parts), anchors.new_empty(parts)
@@ -464,14 +462,7 @@ def blend_backward(
 
 
 @blend_backward.register_fake
-def _(
-    anchors: Tensor,
-    inverse: Tensor,
-    reciprocals: Tensor,
-    grads: list[Tensor],
-    features: list[Tensor],
-    blends: list[Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(anchors: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     batch, axes, count = anchors.shape
     parts = (batch, math.ceil(count / (2 * HALF)), axes, count)
     return anchors.new_empty(parts), anchors.new_empty(parts), anchors.new_empty(parts)
@@ -486,12 +477,7 @@ def make_slots(
     return [anchors.new_empty(1, dtype=dtype).expand(shape) for _ in range(3 * TOGETHER)]
 
 
-@make_slots.register_fake
-def _(
-    anchors: Tensor, inverse: Tensor, reciprocals: Tensor, channels: int, dtype: torch.dtype
-) -> list[Tensor]:
-    shape = (anchors.shape[0], anchors.shape[2], channels)
-    return [anchors.new_empty(1, dtype=dtype).expand(shape) for _ in range(3 * TOGETHER)]
+make_slots.register_fake(make_slots.function)
 
 
 def _save_anchors(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -519,11 +505,7 @@ def blend_step(
     return weights @ features
 
 
-@blend_step.register_fake
-def _(
-    weights: Tensor, features: Tensor, for_grad: Tensor, for_features: Tensor, for_blend: Tensor
-) -> Tensor:
-    return weights @ features
+blend_step.register_fake(blend_step.function)
 
 
 def _save_step(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -311,9 +311,7 @@ def attention_forward(
 
 
 @attention_forward.register_fake
-def _(
-    keys_values: Tensor, queries: Tensor | None, scale: float, real: int
-) -> tuple[Tensor, Tensor]:
+def _(keys_values: Tensor, queries: Tensor | None, *rest: float) -> tuple[Tensor, Tensor]:
     asked, _, _ = _parts(keys_values, queries)
     return _joined(asked), keys_values.new_empty(asked.shape[:3], dtype=torch.float32)
 
@@ -358,10 +356,7 @@ def attention_backward(
 
 
 @attention_backward.register_fake
-def _(
-    grad: Tensor, keys_values: Tensor, queries: Tensor | None, logarithms: Tensor, delta: Tensor,
-    scale: float,
-) -> list[Tensor]:  # fmt: skip
+def _(grad: Tensor, keys_values: Tensor, queries: Tensor | None, *rest: Any) -> list[Tensor]:
     return _like(keys_values, queries)
 
 

@@ -637,37 +637,17 @@ def blend_backward(
         PRECISION=BACKWARD_PRECISION, **tiles,
     )  # fmt: skip
     if learned_points:
-        launch_kernel(
-            blend_points_kernel,
-            (triton.cdiv(queries, tiles["BLOCK_Q"]), batch),
-            *given,
-            grad_points,
-            *sizes,
-            **parts,
-            **_channel_tiles(channels),
-            **tiles,
-        )
+        grid = (tiles_in(queries, tiles["BLOCK_Q"]), batch)
+        constants = parts | _channel_tiles(channels) | tiles
+        launch_kernel(blend_points_kernel, grid, *given, grad_points, *sizes, **constants)
     return grad_points, grad_anchors, grad_inverse, grad_features
 
 
 @blend_backward.register_fake
-def _(
-    grad: Tensor,
-    logarithms: Tensor,
-    delta: Tensor,
-    points: Tensor,
-    anchors: Tensor,
-    inverse: Tensor,
-    features: Tensor,
-    learned_points: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    *_, points, anchors, inverse, features, learned_points = given
     shape = (*anchors.shape[:2], grad.shape[1]) if learned_points else (0,)
-    return (
-        points.new_empty(shape),
-        torch.empty_like(anchors),
-        torch.empty_like(inverse),
-        torch.empty_like(features),
-    )
+    return points.new_empty(shape), *map(torch.empty_like, (anchors, inverse, features))
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -689,15 +669,8 @@ def _blend_gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, 
     delta = (grad.float() * output.float()).sum(dim=-1)
     missing = -grad.shape[1] % BACKWARD_TILES[features.element_size()]["BLOCK_Q"]
     filled = (_filled(logarithms, missing, torch.inf), _filled(delta, missing, 0.0))
-    found = blend_backward(
-        grad,
-        *filled,
-        _filled(points, missing, 0.0),
-        anchors,
-        inverse,
-        features,
-        ctx.learned_points,
-    )
+    given = _filled(points, missing, 0.0), anchors, inverse, features
+    found = blend_backward(grad, *filled, *given, ctx.learned_points)
     return (found[0] if ctx.learned_points else None, *found[1:], None)
 
 
@@ -829,10 +802,8 @@ def pruned_blend_forward(
 
 
 @pruned_blend_forward.register_fake
-def _(
-    points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor, count: int, channels: int
-) -> Tensor:
-    return features.new_empty(anchors.shape[0], points.shape[2], channels)
+def _(points: Tensor, anchors: Tensor, _: Tensor, features: Tensor, *counts: int) -> Tensor:
+    return features.new_empty(anchors.shape[0], points.shape[2], counts[1])
 
 
 def pruned_blend(

@@ -43,6 +43,7 @@ from fst.kernels.blend import settled
 from fst.kernels.launch import (
     Tiles,
     first_that_fits,
+    launch_fitting,
     launch_kernel,
     operator,
     tiles_in,
@@ -372,40 +373,16 @@ def mlp_forward(
 
         hopper.forward(x, term, w1, w2, b2, eps, y)
 
-    def launch(tiles: Tiles) -> None:
-        rows = 1 if term is None else len(term)
-        launch_kernel(
-            feed_forward_kernel,
-            (tiles_in(len(x), tiles["BLOCK_T"]),),
-            x,
-            term,
-            w1,
-            w2,
-            b2,
-            y,
-            len(x),
-            rows,
-            eps,
-            **constants(x, w1, len(first)),
-            **tiles,
-        )
-
     if not _hopper_took(for_hopper, x):
-        first_that_fits((FORWARD_TILES[tile_widths(x.shape[1])[1] == 128], *SMALLER_TILES), launch)
+        tiles = FORWARD_TILES[tile_widths(x.shape[1])[1] == 128], *SMALLER_TILES
+        given = x, term, w1, w2, b2, y, len(x), 1 if term is None else len(term), eps
+        sizes = constants(x, w1, len(first))
+        launch_fitting(feed_forward_kernel, len(x), tiles, *given, **sizes)
     return y
 
 
 @mlp_forward.register_fake
-def _(
-    x: Tensor,
-    term: Tensor | None,
-    first: Tensor,
-    second: Tensor,
-    b2: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    eps: float,
-) -> Tensor:
+def _(x: Tensor, *rest: Any) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -561,14 +538,8 @@ def point_mlp(
 
 
 OUTPUT_TOKENS = 64
-
-
-def _output_tiles(hidden: int, stages: int) -> Tiles:
-    return {"BLOCK_T": OUTPUT_TOKENS, "BLOCK_H": hidden, "num_warps": 4, "num_stages": stages}
-
-
 # The fastest of those tried on an H200, forward and backward; then smaller ones for other GPUs.
-OUTPUT_TILES = (_output_tiles(64, 2), _output_tiles(32, 2), _output_tiles(16, 1))
+OUTPUT_TILES = [_mlp_tiles(OUTPUT_TOKENS, *rest) for rest in ((64, 4, 2), (32, 4, 2), (16, 4, 1))]
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -636,18 +607,12 @@ def output_forward(
     out = tokens.new_empty(count, dtype=torch.float32)
     given = tokens, packed, second, bias, out, count, eps
     sizes = constants(tokens, packed, len(second))
-
-    def launch(tiles: Tiles) -> None:
-        launch_kernel(output_kernel, (triton.cdiv(count, OUTPUT_TOKENS),), *given, **sizes, **tiles)
-
-    first_that_fits(OUTPUT_TILES, launch)
+    launch_fitting(output_kernel, count, OUTPUT_TILES, *given, **sizes)
     return out
 
 
 @output_forward.register_fake
-def _(
-    tokens: Tensor, layer: Tensor, packed: Tensor, second: Tensor, bias: Tensor, eps: float
-) -> Tensor:
+def _(tokens: Tensor, *rest: Any) -> Tensor:
     return tokens.new_empty(tokens.shape[0], dtype=torch.float32)
 
 
@@ -656,27 +621,16 @@ def output_backward(
     grad: Tensor, tokens: Tensor, packed: Tensor, second: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of the tokens; normalised tokens with ones; gradient of gelu's argument; shares."""
-    (count, width), hidden = tokens.shape, len(second)
-    number = triton.cdiv(count, OUTPUT_TOKENS)
-    found = (
-        torch.empty_like(tokens),
-        tokens.new_empty(count, width + EXTRA),
-        tokens.new_empty(count, hidden),
-        tokens.new_empty(number, hidden, dtype=torch.float32),
-    )
-    given = grad, tokens, packed, second, *found, count, eps
-    sizes = constants(tokens, packed, hidden)
-
-    def launch(tiles: Tiles) -> None:
-        launch_kernel(output_backward_kernel, (number,), *given, EXTRA=EXTRA, **sizes, **tiles)
-
-    first_that_fits(OUTPUT_TILES, launch)
+    found = _empty_output_gradients(grad, tokens, packed, second)
+    given = grad, tokens, packed, second, *found, len(tokens), eps
+    sizes = constants(tokens, packed, len(second))
+    launch_fitting(output_backward_kernel, len(tokens), OUTPUT_TILES, *given, EXTRA=EXTRA, **sizes)
     return found
 
 
 @output_backward.register_fake
-def _(
-    grad: Tensor, tokens: Tensor, packed: Tensor, second: Tensor, eps: float
+def _empty_output_gradients(
+    grad: Tensor, tokens: Tensor, packed: Tensor, second: Tensor, *rest: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (count, width), hidden = tokens.shape, len(second)
     return (

@@ -43,7 +43,7 @@ class Operator:
     """
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._name, self._function = name, function
+        self._name, self.function = name, function
         self._run = _on_its_gpu(function)
         self.definition: Any = torch.library.custom_op(name, self._run, mutates_args=())
         # Autograd functions do not look for tensors in lists.
@@ -62,11 +62,11 @@ class Operator:
     def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fake)
         def traced(*arguments: Any) -> Any:
-            _note_launches(self._function, arguments)
+            _note_launches(self.function, arguments)
             return fake(*arguments)
 
-        registered: Callable[..., Any] = self.definition.register_fake(traced)
-        return registered
+        self.definition.register_fake(traced)
+        return fake
 
     def register_autograd(
         self, differentiate: Callable[..., Any], *, setup_context: Callable[..., None]
@@ -248,6 +248,18 @@ def first_that_fits(candidates: Sequence[Tiles], launch: Callable[[Tiles], Resul
         except triton.OutOfResources:
             continue
     return launch(candidates[-1])
+
+
+def launch_fitting(
+    kernel: Any, tokens: int, candidates: Sequence[Tiles], *arguments: Any, **constants: Any
+) -> None:
+    """A program for each tile of so many tokens, with the first of these tiles that fits."""
+
+    def launch(tiles: Tiles) -> None:
+        grid = (tiles_in(tokens, tiles["BLOCK_T"]),)
+        launch_kernel(kernel, grid, *arguments, **constants, **tiles)
+
+    first_that_fits(candidates, launch)
 
 
 _given_up: set[str] = set()

@@ -41,7 +41,7 @@ TRITON = find_spec("triton") is not None
 if TRITON:
     from fst.kernels import attention, blend, feed_forward, position_term, projection
     from fst.kernels.anchor_blend import AnchorBlend
-    from fst.kernels.weights import EXTRA, takes_sizes
+    from fst.kernels.weights import EXTRA, pack_normed_layers, takes_sizes
 
 # Matrix products and attention on a GPU want sizes that are multiples of this.
 ALIGNMENT = 8
@@ -153,11 +153,9 @@ def project(
     else:
         weights, biases = zip(*((each.weight, each.bias) for each in projections), strict=True)
         gamma, beta, dtype = norm.weight, norm.bias, tokens.dtype
-        layer = packed.of(
-            key,
-            lambda: projection.normed_layer(gamma, beta, weights, biases, dtype, heads, size),
-        )
-        joint = projection.normed_linear(tokens, *layer, norm.eps)
+        given = gamma, beta, weights, biases, dtype
+        layer = packed.of(key, lambda: pack_normed_layers(*given, heads=heads, widened=size))
+        joint = projection.normed_linear(tokens, *layer[:2], norm.eps)
     separate: Tensor = joint.unflatten(-1, (count, heads, size))
     return separate
 

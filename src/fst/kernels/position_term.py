@@ -39,6 +39,7 @@ from fst.kernels.feed_forward import weight_tile
 from fst.kernels.launch import (
     Tiles,
     first_that_fits,
+    launch_fitting,
     launch_kernel,
     operator,
     processors,
@@ -504,9 +505,7 @@ def position_term_forward(
 
 
 @position_term_forward.register_fake
-def _(
-    positions: Tensor, layer: Tensor, packed: Tensor, table: Tensor, share: Tensor | None
-) -> Tensor:
+def _(positions: Tensor, layer: Tensor, packed: Tensor, _: Tensor, share: Tensor | None) -> Tensor:
     batch = positions.shape[0] if share is None else share.shape[0]
     return packed.new_empty(batch, positions.shape[1], layer.shape[0])
 
@@ -521,13 +520,9 @@ def position_term_backward(
     found = positions.new_empty(positions.shape if learned else 0)
     given = grad, positions, packed, table, embedding, found if learned else None, count
     constants = _constants(positions, packed, table, hidden)
-
-    def launch(tiles: Tiles) -> None:
-        grid = (tiles_in(count, tiles["BLOCK_T"]),)
-        launch_kernel(position_term_backward_kernel, grid, *given, **constants, **tiles)
-
     if count:
-        first_that_fits((BACKWARD_TILES, *SMALLER_TILES), launch)
+        tiles = BACKWARD_TILES, *SMALLER_TILES
+        launch_fitting(position_term_backward_kernel, count, tiles, *given, **constants)
     return embedding, found
 
 

@@ -8,7 +8,7 @@ weight, bias, and LayerNorm's own parameters.
 On Hopper, in bfloat16, `projection_hopper` replaces the kernels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,11 +27,10 @@ from fst.kernels.feed_forward import (
     token_tile,
     weight_tile,
 )
-from fst.kernels.launch import Tiles, first_that_fits, launch_kernel, operator, try_on_hopper
+from fst.kernels.launch import Tiles, launch_fitting, operator, try_on_hopper
 from fst.kernels.weights import (
     EXTRA,
     channel_tiles,
-    pack_normed_layers,
     tile_widths,
     transposed_product,
 )
@@ -109,11 +108,6 @@ def normed_linear_forward(tokens: Tensor, layer: Tensor, packed: Tensor, eps: fl
     """Of tokens (t d) the outputs (t n). `layer` is a slot (`fst.kernels.weights`)."""
     count, outputs = tokens.shape[0], layer.shape[0]
     out = tokens.new_empty(count, outputs)
-    given = tokens, packed, out, count, outputs, len(packed), eps
-
-    def launch(tiles: Tiles) -> None:
-        grid = (triton.cdiv(count, tiles["BLOCK_T"]),)
-        launch_kernel(normed_linear_kernel, grid, *given, **channel_tiles(tokens.shape[1]), **tiles)
 
     def for_hopper() -> None:
         from fst.kernels import projection_hopper as hopper
@@ -121,7 +115,9 @@ def normed_linear_forward(tokens: Tensor, layer: Tensor, packed: Tensor, eps: fl
         hopper.forward(tokens, packed, eps, out)
 
     if not _hopper_took(for_hopper, tokens, out):
-        first_that_fits(TILES, launch)
+        given = tokens, packed, out, count, outputs, len(packed), eps
+        sizes = channel_tiles(tokens.shape[1])
+        launch_fitting(normed_linear_kernel, count, TILES, *given, **sizes)
     return out
 
 
@@ -137,18 +133,6 @@ def normed_linear_backward(
     """Gradient of the tokens, and the normalised tokens with ones."""
     count, width = tokens.shape
     found, normed = torch.empty_like(tokens), tokens.new_empty(count, width + EXTRA)
-    given = grad, tokens, packed, found, normed, count, grad.shape[1], len(packed), eps
-
-    def launch(tiles: Tiles) -> None:
-        launch_kernel(
-            normed_linear_backward_kernel,
-            (triton.cdiv(count, tiles["BLOCK_T"]),),
-            *given,
-            ASM=tokens.is_cuda,
-            EXTRA=EXTRA,
-            **channel_tiles(width),
-            **tiles,
-        )
 
     def for_hopper() -> None:
         from fst.kernels import projection_hopper as hopper
@@ -156,7 +140,9 @@ def normed_linear_backward(
         hopper.backward(grad, tokens, packed, eps, found, normed)
 
     if not _hopper_took(for_hopper, tokens, grad):
-        first_that_fits(TILES, launch)
+        given = grad, tokens, packed, found, normed, count, grad.shape[1], len(packed), eps
+        sizes = channel_tiles(width) | {"ASM": tokens.is_cuda, "EXTRA": EXTRA}
+        launch_fitting(normed_linear_backward_kernel, count, TILES, *given, **sizes)
     return found, normed
 
 
@@ -181,30 +167,13 @@ def _projection_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 normed_linear_forward.register_autograd(_projection_gradients, setup_context=_save_for_backward)
 
 
-def normed_layer(
-    gamma: Float[Tensor, " d"],
-    beta: Float[Tensor, " d"],
-    weights: Sequence[Float[Tensor, "n d"]],
-    biases: Sequence[Float[Tensor, " n"]],
-    dtype: torch.dtype,
-    heads: int,
-    widened: int,
-) -> tuple[Float[Tensor, "r e"], Float[Tensor, "R W"]]:
-    """Layers behind a LayerNorm as one, each with so many heads, which are widened to so many rows.
-
-    The slot of that layer, and the layer packed for tokens of this dtype.
-    """
-    norm, layers = (gamma, beta), (weights, biases)
-    slot, packed, _ = pack_normed_layers(*norm, *layers, dtype, heads=heads, widened=widened)
-    return slot, packed
-
-
 def normed_linear(
     tokens: Float[Tensor, "b p d"],
     layer: Float[Tensor, "n e"],
     packed: Float[Tensor, "N W"],
     eps: float,
 ) -> Float[Tensor, "b p n"]:
-    """W LN(x) + b in the tokens' dtype, with what `normed_layer` returns."""
+    """W LN(x) + b in the tokens' dtype, of a layer that
+    `pack_normed_layers` has packed."""
     out = normed_linear_forward(tokens.flatten(0, 1).contiguous(), layer, packed, eps)
     return out.unflatten(0, tokens.shape[:2])

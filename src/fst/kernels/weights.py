@@ -254,21 +254,9 @@ def pack_normed_forward(
 
 
 @pack_normed_forward.register_fake
-def _(
-    gamma: Tensor,
-    beta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    w1: Tensor | None,
-    b1: Tensor | None,
-    w2: Tensor | None,
-    b2: Tensor | None,
-    second: Tensor | None,
-    heads: int,
-    widened: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_layers((w0, w1, w2), second, heads, widened, dtype)
+def _(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _, _, w0, _, w1, _, w2, _, *rest = given
+    return _empty_layers((w0, w1, w2), *rest)
 
 
 @operator("fst::pack_normed_layers_backward")
@@ -302,17 +290,8 @@ def pack_normed_backward(
 
 
 @pack_normed_backward.register_fake
-def _(
-    grad: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    w0: Tensor,
-    w1: Tensor | None,
-    w2: Tensor | None,
-    heads: int,
-    widened: int,
-) -> list[Tensor]:
-    return _empty_gradients(gamma, beta, w0, w1, w2)
+def _(grad: Tensor, *given: Any) -> list[Tensor]:
+    return _empty_gradients(*given[:5])
 
 
 def _empty_gradients(gamma: Tensor, beta: Tensor, *weights: Tensor | None) -> list[Tensor]:
@@ -462,13 +441,9 @@ def _seconds(products: Sequence[Product], division: Division) -> float:
     return max(memory / MEMORY, cache / CACHE, cycles / CLOCK) + shares / SHARES
 
 
-def divide(products: Sequence[Product]) -> Division:
-    """Depends on product_sizes alone, not on the GPU: sums are the same everywhere."""
-    return _best_division(tuple(products))
-
-
 @lru_cache(1024)
-def _best_division(products: tuple[Product, ...]) -> Division:
+def divide(*products: Product) -> Division:
+    """Depends on product_sizes alone, not on the GPU: sums are the same everywhere."""
     divisions = [_divided(products, wide) for wide in CYCLES]
     return min(divisions, key=lambda division: _seconds(products, division))
 
@@ -553,9 +528,7 @@ def weight_gradients(first: Pair, second: Pair) -> list[Float[Tensor, "m n"]]:
     def launch() -> None:
         from fst.kernels import weights_hopper as hopper
 
-        found.extend(
-            add_shares(hopper.shares(pairs, divide([product_sizes(pair) for pair in pairs])))
-        )
+        found.extend(add_shares(hopper.shares(pairs, divide(*map(product_sizes, pairs)))))
 
     alike = first[0].dtype == second[0].dtype and first[0].device == second[0].device
     suited = alike and all(map(_suits_hopper, pairs))
