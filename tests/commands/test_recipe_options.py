@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -27,7 +28,12 @@ TINY = (
 
 
 def write(
-    path: Path, *, grid: bool = False, condition: bool = False, samples: int = 20, offset: float = 2
+    path: Path,
+    *,
+    grid: bool = False,
+    condition: Callable[[float], list[float]] | None = None,
+    samples: int = 20,
+    offset: float = 2,
 ) -> Path:
     generator = np.random.default_rng(0)
     axis = np.linspace(0, 1, 8)
@@ -37,7 +43,7 @@ def write(
         phase = generator.uniform(0, 6)
         points = regular if grid else generator.uniform(size=(64, 2))
         values = np.sin(6 * points.sum(axis=1, keepdims=True) + phase) + offset
-        given = np.array([phase]) if condition else None
+        given = np.array(condition(phase)) if condition else None
         made.append(PointSample(points[::4], values[::4], points, values, condition=given))
     write_points(path, made, Domain((0.0, 0.0), (1.0, 1.0)))
     return path
@@ -172,7 +178,11 @@ def test_other_models_train_on_points_of_a_grid(name, tmp_path):
     [
         ("fno", {}, "FNO needs all points on one regular grid"),
         ("deeponet", {}, "DeepONet needs every sample to be observed at the same points"),
-        ("transolver", {"condition": True}, "Transolver takes 0 condition channels, .* has 1"),
+        (
+            "transolver",
+            {"condition": lambda phase: [phase]},
+            "Transolver takes 0 condition channels, .* has 1",
+        ),
     ],
 )
 def test_a_model_says_why_it_cannot_take_the_data(name, options, message, tmp_path):
@@ -231,6 +241,31 @@ def test_targets_far_from_zero_are_warned_of_and_standardised(tmp_path):
     assert choice.recipe.training.objective.channels == "standardized"
     near = own.choose(find("own/fst"), write(tmp_path / "near.h5"), torch.device("cpu"))
     assert near.recipe.training.objective.channels == "original"
+
+
+@pytest.mark.parametrize(
+    ("condition", "logarithm"),
+    [
+        (lambda phase: [10**phase], True),
+        (lambda phase: [10**phase, phase + 50], True),
+        (lambda phase: [phase + 50], False),
+        (lambda phase: [10**phase, -phase], False),
+        (lambda phase: [10**phase - 1e9], False),
+        (None, False),
+    ],
+)
+def test_conditions_that_span_decades_enter_by_their_logarithm(condition, logarithm, tmp_path):
+    file = write(tmp_path / "mine.h5", condition=condition)
+    choice = own.choose(find("own/fst"), file, torch.device("cpu"))
+    assert choice.recipe.model.log_condition == logarithm
+
+
+def test_the_block_before_training_says_how_the_condition_enters(tmp_path, capsys):
+    file = write(tmp_path / "mine.h5", condition=lambda phase: [10**phase])
+    assert train("own/fst", "--data", file, "--out", tmp_path / "run", "--minutes", 0.02) == 0
+    assert re.search(
+        r"condition +its logarithm .*--model\.no-log-condition", capsys.readouterr().out
+    )
 
 
 ONE_OF_EACH_MODEL = {find(name).model.__class__: name for name in RECIPES}

@@ -35,6 +35,7 @@ NAMES = {
     *(f"fast/burgers-single/{m}" for m in (*BASELINES, "fst", "fno-mended")),
     *(f"fast/burgers-all/{m}" for m in ("fst", "fno", "fno-mended", "perceiver-io")),
     *(f"fast/darcy/{m}" for m in (*BASELINES, "fst")),
+    *(f"minute/{task}/fst" for task in ("burgers-single", "darcy")),
 }
 
 

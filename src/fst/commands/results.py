@@ -114,7 +114,8 @@ def describe(run: Path) -> Values:
     git, hardware = environment.get("git") or {}, environment.get("hardware") or {}
     gpus = [gpu["name"] for gpu in hardware.get("gpus", [])]
     return {
-        "run": row.run,
+        # Of several seeds, each run's folder is called after its seed.
+        "run": f"{run.resolve().parent.name}/{row.run}" if row.run.startswith("seed") else row.run,
         "task": row.task,
         "model": row.model,
         "recipe": row.recipe,
@@ -205,7 +206,7 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
             "A finding holds where every seed of one row is below every seed of the other.\n\n"
             f"{claim_table(ablations).markdown()}{_environments(ablations)}"
         )
-    near = [(f"{each['recipe']}, seed {each['seed']}", each) for each in records]
+    near = [(each["run"], each) for each in records]
     near += [(each["names"][0], each) for each in _done(ablations) if each["number"] == 1]
     near = [(name, each) for name, each in near if each.get("nearest")]
     if near:

@@ -127,6 +127,7 @@ def _block(
     epochs = plan.steps * settings.batch_size / samples
     lines = {
         "model": f"{parameter_count(model):,} parameters",
+        **_condition(recipe.model),
         "loss": settings.objective.names[0].replace("_", " "),
         "batch": f"{settings.batch_size} samples, {drawn} of each",
         "steps": f"{plan.steps:,}, which is {epochs:,.0f} epochs",
@@ -138,6 +139,13 @@ def _block(
         for name, text in lines.items()
     ]
     return "\n".join((recipe.name, *shown))
+
+
+def _condition(config: Any) -> dict[str, str]:
+    """How the model sees the condition, where there is one."""
+    if not getattr(config, "condition_channels", 0):
+        return {}
+    return {"condition": "its logarithm" if config.log_condition else "as it is"}
 
 
 def start(

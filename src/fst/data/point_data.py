@@ -77,6 +77,14 @@ class PointData(DataSource):
         some = np.linspace(0, len(rows) - 1, min(BLOCK, len(rows))).astype(int)
         return np.diff(file.query_offsets)[rows], file.queries(rows[some])
 
+    def conditions(self, folder: Path) -> Float[np.ndarray, "n c"]:
+        """Those of training and validation; without channels where there are none."""
+        file = self.describe(folder)
+        partition = self.partition(file)
+        rows = np.concatenate((partition.training, partition.validation))
+        found = file.conditions(rows)
+        return np.empty((len(rows), 0), np.float32) if found is None else found
+
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
     ) -> None:

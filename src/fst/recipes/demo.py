@@ -84,5 +84,5 @@ def fno() -> Recipe:
     """
     # The grid has an odd number of times: see `odd_axes`.
     model = FNOConfig(grid=GRID, width=24, modes=(12, 24), odd_axes="mended")
-    training = replace(TRAINING, queries=None, learning_rate=3e-3)
+    training = replace(TRAINING, queries=None, learning_rate=6e-3)
     return _recipe("fno", "FNO", model, training)

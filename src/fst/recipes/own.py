@@ -42,6 +42,8 @@ CPU_MINUTES = 10.0
 MOST_EPOCHS, FEWEST_STEPS, MOST_STEPS = 1_000, 2_000, 20_000
 # With fewer training samples than this, weights decay and are averaged.
 FEW_SAMPLES, WEIGHT_DECAY, AVERAGE = 1_000, 0.1, 0.999
+# A model sees the logarithm of conditions that are positive and span at least this factor.
+WIDE_RANGE = 10.0
 
 
 def _recipe(paper_name: str, model: ModelConfig, learning_rate: float) -> Recipe:
@@ -135,7 +137,12 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
     far = bool((moments.offsets > LARGEST_OFFSET).any())
     cpu = device.type == "cpu"
     size = size or ("small" if cpu else "paper")
+    conditions = recipe.data.conditions(path)
+    wide = (conditions > 0).all() and (conditions.max(0) >= WIDE_RANGE * conditions.min(0)).any()
     model: Any = fitted.model
+    if wide:
+        model = replace(model, log_condition=True)
+        fitted = replace(fitted, model=model)
     if size == "small":
         changes = dict(SMALL[type(model)])
         if isinstance(model, FunctionSpaceConfig):
@@ -168,6 +175,8 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
     reasons = {
         "loss": f"{spread} standard deviations; --training.objective.channels",
         "model": f"{size} size, for {where}; --size paper or small",
+        "condition": f"{'' if wide else 'not '}positive with a range of a factor of "
+        f"{WIDE_RANGE:g} or more; --model.{'no-' if wide else ''}log-condition",
         "batch": f"{number} on {where}; --batch-size",
         "steps": f"at most {MOST_EPOCHS:,} epochs and {MOST_STEPS:,} steps; --steps or --minutes",
         "regularisation": f"{number}, {'fewer than' if few else 'not fewer than'} {FEW_SAMPLES:,}",
