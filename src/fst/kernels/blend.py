@@ -199,10 +199,7 @@ def _blend_tile(
     There are at most five parts. Triton has no lists of tiles that change in a loop.
     """
     sum0 = tl.zeros((BLOCK_Q, W), tl.float32)
-    sum1 = tl.zeros((BLOCK_Q, W), tl.float32)
-    sum2 = tl.zeros((BLOCK_Q, W), tl.float32)
-    sum3 = tl.zeros((BLOCK_Q, W), tl.float32)
-    sum4 = tl.zeros((BLOCK_Q, W), tl.float32)
+    sum1, sum2, sum3, sum4 = sum0, sum0, sum0, sum0
     for start in range(0, count, BLOCK_M):
         columns = _columns(chosen, start, BLOCK_M, LISTED)
         exponents = _exponents(shift[:, None], x0, x1, x2, anchors, inverse, columns, R, AXES)
@@ -443,9 +440,7 @@ def blend_anchors_kernel(
     z2 = _channel_tile(features, columns, there, P, 2 * W, D, W)
     z3 = _channel_tile(features, columns, there, P, 3 * W, D, W)
     dz0 = tl.zeros((BLOCK_M, W), tl.float32)
-    dz1 = tl.zeros((BLOCK_M, W), tl.float32)
-    dz2 = tl.zeros((BLOCK_M, W), tl.float32)
-    dz3 = tl.zeros((BLOCK_M, W), tl.float32)
+    dz1, dz2, dz3 = dz0, dz0, dz0
     first0, second0 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     first1, second1 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     first2, second2 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
@@ -539,8 +534,7 @@ def blend_points_kernel(
     g0 = _channel_tile(grad, rows, real, D, 0, D, D0)
     g1 = _channel_tile(grad, rows, real, D, D0, D, D1)
     d0 = tl.zeros((BLOCK_Q,), tl.float32)
-    d1 = tl.zeros((BLOCK_Q,), tl.float32)
-    d2 = tl.zeros((BLOCK_Q,), tl.float32)
+    d1, d2 = d0, d0
     for start in range(0, M, BLOCK_M):
         columns = start + tl.arange(0, BLOCK_M)
         there = columns < M
