@@ -30,7 +30,7 @@ from fst.config import FunctionSpaceConfig
 from fst.evaluation.protocol import EvaluationSettings, batch_draws, device_name, measure, measuring
 from fst.operators import Operator
 from fst.recipes import ablation, find
-from fst.recipes.burgers_single import NEIGHBORS
+from fst.recipes.burgers import NEIGHBORS
 from fst.recipes.comparison import seed_of
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal

@@ -64,7 +64,7 @@ training = DataLoader(rows, batch_size=32, shuffle=True)
 #
 # `prepare` moves everything to the device and wraps what must be wrapped. Start the script with
 # `accelerate launch` to use several GPUs. For Lightning, the module above is the `LightningModule`,
-# and the four lines of the inner loop are its `training_step`.
+# and the lines of the inner loop are its `training_step`.
 config = fst.FunctionSpaceConfig(
     width=32, heads=4, fourier_bands=6, rows=(6,), anchors_per_row=8, predictor_width=32,
     predictor_blocks=1, refinement_steps=2, points_from_anchors=24, points_from_sobol=24,
@@ -72,7 +72,8 @@ config = fst.FunctionSpaceConfig(
 accelerator = Accelerator(cpu=not torch.cuda.is_available())
 module = AtQueries(fst.FunctionSpaceTransformer(config))
 optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
-module, optimizer, training = accelerator.prepare(module, optimizer, training)
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, EPOCHS * len(training))
+module, optimizer, training, schedule = accelerator.prepare(module, optimizer, training, schedule)
 
 losses = []
 for _ in range(EPOCHS):
@@ -80,6 +81,7 @@ for _ in range(EPOCHS):
         loss = squared_relative_l2(module(where, values, asked), targets).mean()
         accelerator.backward(loss)
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
         losses.append(loss.item())
 model = accelerator.unwrap_model(module).model.eval()

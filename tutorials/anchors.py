@@ -60,7 +60,7 @@ for ax, axis, name in zip(axes, (0, 1), ("time", "space"), strict=True):
         lengths = getattr(field.anchors, kind)[..., axis].flatten().sort().values
         ax.plot(lengths, torch.linspace(0, 1, len(lengths)), label=kind)
     ax.axvline(1 / (rows - 1) if axis == 0 else float(even[1]), color="0.7", label="even spacing")
-    ax.set(xlabel=f"length in {name}", xscale="log")
+    ax.set(xlabel=f"length in {name}", xlim=(0, None))
 axes[0].set_ylabel("part of the anchors below")
 axes[1].legend(fontsize=7)
 plt.show()

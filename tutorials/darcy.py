@@ -39,7 +39,7 @@ print(f"relative L2 error {error:.4f}")
 # ## Pictures
 #
 # Pressure is high where the ground lets little through. Crosses are the anchors.
-figure, axes = plt.subplots(1, 4, figsize=(11, 2.7), layout="constrained", sharey=True)
+figure, axes = plt.subplots(1, 4, figsize=(11, 2.9), layout="constrained", sharey=True)
 top = float(exact.max())
 pictures = (
     ("coefficient", coefficient[0], {"cmap": "Greys"}),
@@ -52,8 +52,9 @@ for ax, (name, picture, style) in zip(axes, pictures, strict=True):
         limit = float(picture.abs().max())
         style = {**style, "vmin": -limit, "vmax": limit}
     image = ax.imshow(picture.T, origin="lower", extent=(0, 1, 0, 1), **style)
-    ax.set_title(name)
-    figure.colorbar(image, ax=ax, shrink=0.8)
+    ax.set(title=name, xticks=(0, 0.5, 1), xlabel="x")
+    figure.colorbar(image, ax=ax, location="bottom", shrink=0.9)
+axes[0].set_ylabel("y")
 axes[2].plot(*field.anchors.positions[0].T, "w+", markersize=2, alpha=0.5)
 plt.show()
 

@@ -13,14 +13,11 @@ from fst.data import burgers, darcy
 from fst.metrics import squared_relative_l2
 from fst.pretrained import PretrainedError
 
-NAMES = ("burgers-single", "burgers-all", "darcy")
+NAMES = ("burgers-single", "darcy")
 SMALL = fst.FunctionSpaceConfig(
     width=40, heads=4, fourier_bands=8, rows=(12,), anchors_per_row=12, predictor_width=32,
     predictor_blocks=1, refinement_steps=2, points_from_anchors=32, points_from_sobol=32,
 )  # fmt: skip
-WITH_CONDITION = fst.FunctionSpaceConfig(
-    **{**vars(SMALL), "condition_channels": 1, "log_condition": True}
-)
 
 used: list[str] = []
 """The names that a stand-in was made for."""
@@ -46,11 +43,9 @@ def train(name: str, steps: int, samples: int) -> fst.FunctionSpaceTransformer:
     """A small model of the right kind after a short training on coarse data."""
     torch.manual_seed(0)
     observations, queries, targets = problem(name, samples)
-    model = fst.FunctionSpaceTransformer(WITH_CONDITION if name == "burgers-all" else SMALL)
+    model = fst.FunctionSpaceTransformer(SMALL)
     model.standardize_values.set(observations.values.mean(), observations.values.std())
     model.standardize_outputs.set(targets.mean(), targets.std())
-    if observations.condition is not None:
-        model.standardize_condition(observations.condition)
     matrices = [p for p in model.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if p.ndim != 2]
     optimizers = [
@@ -59,8 +54,7 @@ def train(name: str, steps: int, samples: int) -> fst.FunctionSpaceTransformer:
     ]
     for step in range(steps):
         rows, asked = torch.randint(samples, (8,)), torch.randint(len(queries), (256,))
-        condition = None if observations.condition is None else observations.condition[rows]
-        seen = fst.Observations(observations.positions[rows], observations.values[rows], condition)
+        seen = fst.Observations(observations.positions[rows], observations.values[rows])
         predicted = model(seen)(queries[asked].expand(8, -1, -1))
         squared_relative_l2(predicted, targets[rows][:, asked]).mean().backward()
         for optimizer in optimizers:
@@ -79,15 +73,11 @@ def problem(name: str, samples: int) -> tuple[fst.Observations, Tensor, Tensor]:
         values = coefficient.reshape(samples, -1, 1).float()
         targets = darcy.solve(coefficient).reshape(samples, -1, 1).float()
         return fst.Observations(grid.expand(samples, -1, -1), values), grid, targets
-    viscosity = torch.full((samples,), 0.01, dtype=torch.float64)
-    if name == "burgers-all":
-        viscosity = 10 ** (4 * torch.rand(samples, dtype=torch.float64) - 3)
     initial = burgers.sample_initial(samples, 128, seed=0)
-    solution = burgers.solve(initial, viscosity, torch.linspace(0, 2, 41)).float()
+    solution = burgers.solve(initial, 0.01, torch.linspace(0, 2, 41)).float()
     grid = torch.cartesian_prod(torch.linspace(0, 1, 41), torch.linspace(0, 1, 128))
     time, space = grid.T
     observed = (time == 0) | (space == 0) | (space == 1)
     targets = solution.reshape(samples, -1, 1)
-    condition = viscosity.float()[:, None] if name == "burgers-all" else None
     positions = grid[observed].expand(samples, -1, -1)
-    return fst.Observations(positions, targets[:, observed], condition), grid, targets
+    return fst.Observations(positions, targets[:, observed]), grid, targets

@@ -3,6 +3,8 @@
 import importlib
 import json
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -350,3 +352,16 @@ def test_the_page_s_answers_are_timed(tmp_path: Path) -> None:
     rows = json.loads(out.read_text())["rows"]
     assert [row["grid"] for row in rows] == [[41, 96], [51, 128]]
     assert all(row["clock"] >= sum(row["seconds"].values()) for row in rows)
+
+
+def test_processes_are_timed_and_compared(tmp_path: Path) -> None:
+    out = tmp_path / "ddp.json"
+    command = [sys.executable, f"{BENCHMARKS}/ddp.py", "--quick", "--device", "cpu"]
+    command += ["--seconds", "0.1", "--passes", "1", "--steps", "3", "--out", str(out)]
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert set(found["steps_per_second"]) == {"alone", "in a group", "DDP, not compiled"}
+    assert found["largest_relative_difference_of_losses"]["fp32"] < 1e-5

@@ -53,7 +53,7 @@ def short_measurements():
 def shipped_recipes_are_small():
     """Beside another problem than the shipped one the paper's errors would be left out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fst.recipes.quoting.find", small)
+        patch.setattr("fst.recipes.comparison.find", small)
         yield
 
 

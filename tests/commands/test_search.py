@@ -16,7 +16,7 @@ from fst.commands.search import search
 from fst.evaluation.comparison import Search, Trial
 from fst.evaluation.runs import read_curves
 from fst.recipes import RECIPES, find
-from fst.recipes.search import confirmation, trial, warmup
+from fst.recipes.search import confirmation, trial
 from fst.training.errors import TrainingError
 
 RECIPE = "burgers-single/deeponet"
@@ -65,7 +65,7 @@ def test_a_trial_is_the_papers():
 def test_every_recipe_can_be_searched(name):
     recipe = find(name)
     assert confirmation(trial(recipe, 1e-4)).training.schedule.maximum == 12_000
-    assert warmup(recipe) >= 0
+    assert recipe.training.schedule.warmup >= 0
 
 
 def test_a_predictors_rate_keeps_its_proportion():

@@ -24,7 +24,7 @@ def is_png(figure):
 
 def test_anchors_stand_over_their_image():
     fields = made_fields(count=5)
-    figure = figures.image_anchors(fields)
+    figure = figures.guesses(fields)
     place = figure.axes[1]  # the second image
     (picture,) = place.images
     np.testing.assert_array_equal(picture.get_array(), fields.pictures[1])
@@ -72,7 +72,7 @@ def test_a_circle_reaches_a_third_of_the_length_scale():
 
 def test_colours_follow_the_length_scales_over_all_images():
     fields = made_fields(count=2)
-    figure = figures.image_anchors(fields)
+    figure = figures.guesses(fields)
     places = [
         [each for each in place.collections if isinstance(each, EllipseCollection)]
         for place in figure.axes

@@ -10,7 +10,7 @@ from fst.commands.recipes import summary
 from fst.config import FunctionSpaceConfig
 from fst.pretrained import PretrainedError
 from fst.recipes import RECIPES, UnknownRecipeError, describe, find
-from fst.recipes.quoting import comparable
+from fst.recipes.comparison import comparable
 from fst.recipes.recipe import recipe_from_json
 
 BASELINES = ("fno", "perceiver-io", "transolver", "deeponet")

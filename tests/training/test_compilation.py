@@ -15,31 +15,21 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 OPEN = TrainingSettings()
 
 
-class Processes:
-    num_processes = 1
-
-
 @pytest.fixture
 def machine(monkeypatch):
-    """One process, Triton and a GPU that can be compiled for, each to be taken away."""
-    monkeypatch.setattr(trainer, "PartialState", Processes)
+    """Triton and a GPU that can be compiled for, each to be taken away."""
     monkeypatch.setattr(trainer, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     monkeypatch.setattr(trainer, "_python_is_known", lambda: True)
     return monkeypatch
 
 
-def test_left_open_one_process_compiles_on_a_gpu(machine):
+def test_left_open_a_gpu_compiles(machine):
     assert compiles(OPEN, GPU)
     assert not compiles(OPEN, CPU)
 
 
-def test_several_processes_do_not(machine):
-    machine.setattr(Processes, "num_processes", 2)
-    assert not compiles(OPEN, GPU)
-
-
-def test_nor_does_a_gpu_that_is_too_old(machine):
+def test_a_gpu_that_is_too_old_does_not_that_is_too_old(machine):
     machine.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
     assert not compiles(OPEN, GPU)
 

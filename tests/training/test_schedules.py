@@ -7,8 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fst.training import schedules
-from fst.training.schedules import History, Plateau, Schedule, Stage, Stages, WarmupCosine
+from fst.recipes import find
+from fst.recipes.search import trial
+from fst.training.schedules import (
+    History,
+    Plateau,
+    Schedule,
+    Stage,
+    Stages,
+    WarmupCosine,
+    mean_error,
+)
+
+
+def schedule_of(recipe: str) -> Schedule:
+    return find(recipe).training.schedule
 
 
 def follow(schedule: Schedule, every: int, error: Callable[[int], float]) -> tuple[int, History]:
@@ -26,7 +39,7 @@ def selected(history: History) -> int:
 
 
 def test_burgers_all_is_constant_then_cosine_then_constant() -> None:
-    schedule = schedules.burgers_all()
+    schedule = schedule_of("burgers-all/fst")
     assert [schedule.factor(step, ()) for step in (1, 100_000, 200_000)] == [1, 1, 1]
     assert schedule.factor(225_000, ()) == pytest.approx((1 + 0.05) / 2)
     assert schedule.factor(212_500, ()) == pytest.approx(
@@ -37,7 +50,7 @@ def test_burgers_all_is_constant_then_cosine_then_constant() -> None:
 
 
 def test_burgers_all_never_stops_before_its_minimum_nor_after_its_maximum() -> None:
-    schedule = schedules.burgers_all()
+    schedule = schedule_of("burgers-all/fst")
     assert follow(schedule, 5_000, lambda step: 1.0)[0] == 250_000
     assert follow(schedule, 5_000, lambda step: 0.97 ** (step / 50_000))[0] == 1_000_000
     assert "maximum" in (schedule.finished(1_000_000, ()) or "")
@@ -47,7 +60,7 @@ def test_burgers_all_never_stops_before_its_minimum_nor_after_its_maximum() -> N
 def test_burgers_all_compares_the_best_errors_50_000_steps_apart(gain: float, stops: bool) -> None:
     # The last error is bad in both cases: it is the best one that counts.
     history = ((250_000, 1.0), (295_000, 1.0 - gain), (300_000, 2.0))
-    assert bool(schedules.burgers_all().finished(300_000, history)) is stops
+    assert bool(schedule_of("burgers-all/fst").finished(300_000, history)) is stops
 
 
 @pytest.mark.parametrize(
@@ -60,13 +73,17 @@ def test_burgers_all_reproduces_the_paper(best: int, stop: int) -> None:
         steady = 0.97 ** (min(step, stop - 50_000) / 50_000)
         return steady * (0.995 if step >= best else 1.0) + 1e-6 * (step > best)
 
-    schedule = schedules.burgers_all_constant() if best == 895_000 else schedules.burgers_all()
+    schedule = (
+        schedule_of("burgers-all/perceiver-io")
+        if best == 895_000
+        else schedule_of("burgers-all/fst")
+    )
     found, history = follow(schedule, 5_000, error)
     assert (selected(history), found) == (best, stop)
 
 
 def test_burgers_single_divides_twice_and_stops_at_the_final_rate() -> None:
-    schedule = schedules.burgers_single()
+    schedule = schedule_of("burgers-single/fst")
     assert schedule.factor(1, ()) == pytest.approx(0.001)
     assert schedule.factor(500, ()) == pytest.approx(0.5)
     assert schedule.factor(1_000, ()) == schedule.factor(2_000, ()) == 1
@@ -80,7 +97,9 @@ def test_burgers_single_divides_twice_and_stops_at_the_final_rate() -> None:
 def test_burgers_single_needs_20_000_steps_and_allows_250_000() -> None:
     eager = Plateau(warmup=0, window=2_000, stop_window=2_000)
     assert follow(eager, 2_000, lambda step: 1.0)[0] == 20_000
-    improving = follow(schedules.burgers_single(), 2_000, lambda step: 0.99 ** (step / 2_000))
+    improving = follow(
+        schedule_of("burgers-single/fst"), 2_000, lambda step: 0.99 ** (step / 2_000)
+    )
     assert improving[0] == 250_000
 
 
@@ -101,7 +120,7 @@ def test_burgers_single_reproduces_the_paper(best: int, stop: int) -> None:
         steady = 0.95 ** (min(step, stall) / 2_000)
         return steady * (0.997 if step >= best else 1.0) * (1 + 1e-6 * (step > best))
 
-    found, history = follow(schedules.burgers_single(), 2_000, error)
+    found, history = follow(schedule_of("burgers-single/fst"), 2_000, error)
     assert (selected(history), found) == (best, stop)
 
 
@@ -112,7 +131,7 @@ def test_plateau_divides_below_its_threshold(gain: float, divides: bool) -> None
 
 
 def test_darcy_halves_down_to_one_percent_and_stops_there() -> None:
-    schedule = schedules.darcy()
+    schedule = schedule_of("darcy/fst")
     stop, history = follow(schedule, 2_000, lambda step: 1.0)
     factors = [schedule.factor(step + 1, history[: step // 2_000]) for step, _ in history]
     # Three checks make the first smoothed error (6,000); halvings follow every 4,000 steps.
@@ -129,7 +148,7 @@ def test_darcy_follows_the_mean_of_three_checks() -> None:
     errors = [1.0, 0.8, 1.1, 0.7, 0.9, 0.9, 0.6, 0.9, 0.9, 0.9, 0.8, 0.9]
     history = tuple((2_000 * (i + 1), error) for i, error in enumerate(errors))
     means = tuple((history[i][0], sum(errors[i - 2 : i + 1]) / 3) for i in range(2, len(errors)))
-    smoothed, plain = schedules.darcy(), Plateau(divisor=2.0, window=4_000, minimum=0)
+    smoothed, plain = schedule_of("darcy/fst"), Plateau(divisor=2.0, window=4_000, minimum=0)
     for count in range(3, len(errors) + 1):
         step = history[count - 1][0] + 1
         assert smoothed.factor(step, history[:count]) == plain.factor(step, means[: count - 2])
@@ -137,7 +156,7 @@ def test_darcy_follows_the_mean_of_three_checks() -> None:
 
 
 def test_imagenet_has_four_stages() -> None:
-    schedule = schedules.imagenet()
+    schedule = schedule_of("imagenet/fst")
     rates = {
         step: 1e-3 * schedule.factor(step, ())
         for step in (1, 25_023, 262_740, 500_456, 525_456, 550_456, 550_457, 600_456)
@@ -153,14 +172,14 @@ def test_imagenet_has_four_stages() -> None:
 
 
 def test_imagenet_stops_below_one_percent_in_50_000_steps() -> None:
-    schedule = schedules.imagenet()
+    schedule = schedule_of("imagenet/fst")
     assert schedule.finished(590_000, ((540_000, 0.3), (590_000, 0.2969))) is None
     reason = schedule.finished(590_000, ((540_000, 0.3), (590_000, 0.2971)))
     assert reason == "best validation error improved by less than 1.0% over 50,000 steps"
 
 
 def test_cnn_vit_drops_after_its_warmup() -> None:
-    schedule = schedules.imagenet_cnn_vit()
+    schedule = schedule_of("imagenet/cnn-vit")
     assert 1e-3 * schedule.factor(25_023, ()) == pytest.approx(1e-3)
     assert 1e-3 * schedule.factor(25_024, ()) == pytest.approx(5e-5, rel=1e-6)
     assert 1e-3 * schedule.factor(500_000, ()) == pytest.approx(2.5e-6)
@@ -176,18 +195,18 @@ def test_warmup_cosine_ends_at_zero() -> None:
 
 
 def test_the_learning_rate_search_is_scored_by_its_last_three_errors() -> None:
-    schedule = schedules.learning_rate_search()
+    schedule = trial(find("darcy/fst"), 1e-3).training.schedule
     assert schedule.factor(500, ()) == 0.5
     assert schedule.factor(1_001, ()) == 1
     assert follow(schedule, 500, lambda step: 1.0)[0] == 4_000
-    assert schedules.mean_error(((1, 9.0), (2, 1.0), (3, 2.0), (4, 6.0))) == 3.0
+    assert mean_error(((1, 9.0), (2, 1.0), (3, 2.0), (4, 6.0))) == 3.0
     with pytest.raises(ValueError, match="need 3 validation errors, got 1"):
-        schedules.mean_error(((1, 9.0),))
+        mean_error(((1, 9.0),))
 
 
 def test_rules_only_speak_at_validations() -> None:
     history = tuple((step, 1.0) for step in range(2_000, 400_001, 2_000))
-    for schedule in (schedules.burgers_all(), Stages(stop_improvement=0.01)):
+    for schedule in (schedule_of("burgers-all/fst"), Stages(stop_improvement=0.01)):
         assert schedule.finished(400_000, history)
         assert schedule.finished(400_001, history) is None
     assert Plateau(maximum=10**6).finished(400_000, history)

@@ -18,7 +18,7 @@ from fst.evaluation.tables import channel_table, error_table, full_grid
 from fst.evaluation.trivial import TrainingFacts, large_means
 from fst.io import read_object
 from fst.pretrained import WEIGHTS, PretrainedError, shipped
-from fst.recipes.quoting import comparable
+from fst.recipes.comparison import comparable
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
 from fst.training.errors import TrainingError

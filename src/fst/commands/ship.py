@@ -35,7 +35,7 @@ from fst.io import file_errors, read_object, write_text
 from fst.metrics import relative_l2
 from fst.operators import Operator
 from fst.pretrained import WEIGHTS
-from fst.recipes.quoting import comparable
+from fst.recipes.comparison import comparable
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
 

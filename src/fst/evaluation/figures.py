@@ -287,33 +287,29 @@ def curves(fields: Fields, samples: Sequence[int] | None = None, channel: int = 
     """On one axis: observations, reference and prediction together, and absolute error."""
     samples = range(len(fields)) if samples is None else samples
     figure, axes = new_figure(len(samples), 2, width=WIDTH, row_height=2.1)
-    across, label = str(fields.axis_labels[0]), str(fields.target_labels[channel])
-    for sample, line in zip(samples, axes, strict=True):
+    label, limits = str(fields.target_labels[channel]), (fields.low[0], fields.high[0])
+    for sample, (left, right) in zip(samples, axes, strict=True):
         positions, values = fields.observations(sample)
-        points, (truth, prediction) = fields.points(sample)[:, 0], fields.answers(sample)
-        order = np.argsort(points, kind="stable")
-        points, truth = points[order], truth[order, channel]
-        prediction = prediction[order, channel]
-        line[0].plot(points, truth, color=PALETTE[0], linewidth=1.6, label="reference")
+        order = np.argsort(fields.points(sample)[:, 0], kind="stable")
+        points = fields.points(sample)[order, 0]
+        truth, prediction = (each[order, channel] for each in fields.answers(sample))
+        left.plot(points, truth, color=PALETTE[0], linewidth=1.6, label="reference")
         dashed: dict[str, Any] = {"linestyle": "--", "color": PALETTE[1]}
-        line[0].plot(points, prediction, linewidth=1.3, label=str(fields.model), **dashed)
+        left.plot(points, prediction, linewidth=1.3, label=str(fields.model), **dashed)
         if label in fields.value_labels and len(values):
             given = values[:, fields.value_labels.tolist().index(label)]
             dots: dict[str, Any] = {"color": "black", "markersize": 3, "label": "observations"}
-            line[0].plot(positions[:, 0], given, ".", **dots)
+            left.plot(positions[:, 0], given, ".", **dots)
         for anchor in fields.anchors[sample, :, 0]:
-            line[0].axvline(anchor, ymax=0.03, color="0.5", linewidth=0.6)
-        line[1].plot(points, np.abs(prediction - truth), color="black", linewidth=1.0)
-        line[1].set_ylim(bottom=0)
-        for panel in line:
-            panel.set_xlim(fields.low[0], fields.high[0])
-        line[0].set_ylabel(label)
-        line[1].set_ylabel(f"|error|, {label}")
-        line[0].set_title(fields.title(sample))
-        line[1].set_title(f"absolute error (relative L2: {fields.errors[sample]:.4f})")
+            left.axvline(anchor, ymax=0.03, color="0.5", linewidth=0.6)
+        right.plot(points, np.abs(prediction - truth), color="black", linewidth=1.0)
+        right.set_ylim(bottom=0)
+        left.set(xlim=limits, ylabel=label, title=fields.title(sample))
+        error = f"absolute error (relative L2: {fields.errors[sample]:.4f})"
+        right.set(xlim=limits, ylabel=f"|error|, {label}", title=error)
     axes[0, 0].legend()
     for panel in axes[-1]:
-        panel.set_xlabel(across)
+        panel.set_xlabel(str(fields.axis_labels[0]))
     return figure
 
 
@@ -487,44 +483,70 @@ def over_domain(fields: Fields) -> Figure | None:
 @matplotlib.rc_context(STYLE)
 def along_axes(models: Sequence[tuple[str, Fields]]) -> Figure | None:
     """Relative error along time, where there is a time axis, and spectra, where there is a grid."""
-    timed = [(name, each) for name, each in models if len(each.counts)]
-    timed = [(name, each) for name, each in timed if each.time_axis() is not None]
-    waves = [(name, each) for name, each in models if each.spectra.shape[1] > 1]
+    timed = [each for each in models if len(each[1].counts) and each[1].time_axis() is not None]
+    waves = [each for each in models if each[1].spectra.shape[1] > 1]
     panels = bool(timed) + bool(waves)
     if not panels:
         return None
     figure, axes = new_figure(1, panels, width=WIDTH if panels == 2 else 5.4, row_height=2.9)
-    for index, (name, fields) in enumerate(timed):
+    lines = []
+    for name, fields in timed:
         axis = fields.time_axis() or 0
         error, target, _ = binned(fields, [axis], 0)
         middle = (np.arange(len(error)) + 0.5) / len(error)
         times = fields.low[axis] + middle * (fields.high[axis] - fields.low[axis])
-        relative = np.sqrt(error / np.maximum(target, 1e-30))
-        _line(axes[0, 0], times.tolist(), relative.tolist(), index, name)
+        lines.append((name, times, np.sqrt(error / np.maximum(target, 1e-30))))
         axes[0, 0].set_xlabel(str(fields.axis_labels[axis]))
     if timed:
+        title = "error over time, all test samples"
+        chart(axes[0, 0], lines, log=False, ylabel="relative L2 error at that time", title=title)
         axes[0, 0].set_ylim(bottom=0)
-        axes[0, 0].set_ylabel("relative L2 error at that time")
-        axes[0, 0].set_title("error over time, all test samples")
-        axes[0, 0].legend()
+    panel = axes[0, -1]
     for index, (name, fields) in enumerate(waves):
         power = fields.spectra[len(fields.spectra) // 2, 1:]
         order = np.arange(1, len(power) + 1)
-        panel = axes[0, -1]
         if index == 0:
             panel.loglog(order, power[:, 0], color="black", linewidth=1.4, label="reference")
         color = PALETTE[index % len(PALETTE)]
         panel.loglog(order, power[:, 1], "--", color=color, linewidth=1.3, label=name)
         panel.loglog(order, power[:, 2], ":", color=color, linewidth=1.1, label=f"{name}, error")
-        short = str(fields.axis_labels[0]).split()[-1]
-        cut = fields.cuts[len(fields.cuts) // 2]
-        panel.set_title(f"mean power spectrum at {short} = {cut:.3g}")
-        panel.set_xlabel(f"wavenumber along {fields.axis_labels[1]}")
-        panel.set_ylabel(f"power of {fields.target_labels[0]}")
-        low = max(power[:, 0].max() * 1e-12, power[power > 0].min(initial=1e-30))
-        panel.set_ylim(bottom=low)
+        short, cut = str(fields.axis_labels[0]).split()[-1], fields.cuts[len(fields.cuts) // 2]
+        panel.set(
+            title=f"mean power spectrum at {short} = {cut:.3g}",
+            xlabel=f"wavenumber along {fields.axis_labels[1]}",
+            ylabel=f"power of {fields.target_labels[0]}",
+        )
+        panel.set_ylim(bottom=max(power[:, 0].max() * 1e-12, power[power > 0].min(initial=1e-30)))
         panel.legend()
     return figure
+
+
+def chart(
+    panel: Axes, lines: Iterable[tuple[str, Any, Any]], *, log: bool = True, **names: str
+) -> None:
+    """Lines of (name, across, values), each with its colour and marker; `names` are of the axes."""
+    for index, (label, across, values) in enumerate(lines):
+        _line(panel, across, values, index, label)
+    if log:
+        _log(panel)
+    panel.set(**names)
+    panel.legend()
+
+
+def _log(panel: Axes) -> None:
+    """Decimal numbers on a logarithmic axis, also where it spans less than a decade."""
+    panel.set_yscale("log")
+    low, high = panel.get_ylim()
+    marks = (1.0, 2.0, 5.0) if high > 8 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    panel.yaxis.set_major_locator(LogLocator(subs=marks))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _line(panel: Axes, across: Any, values: Any, index: int, label: str) -> None:
+    looks: dict[str, Any] = {"markersize": 4, "linewidth": 1.3, "label": label}
+    looks |= {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
+    panel.plot(across, values, markevery=max(1, len(across) // 15), **looks)
 
 
 @matplotlib.rc_context(STYLE)
@@ -550,8 +572,7 @@ def histogram(rows: Sequence[Row]) -> Figure | None:
     panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panel.xaxis.set_minor_formatter(NullFormatter())
-    panel.set_xlabel("relative L2 error of a test sample")
-    panel.set_ylabel("test samples")
+    panel.set(xlabel="relative L2 error of a test sample", ylabel="test samples")
     panel.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     panel.legend()
     return figure
@@ -567,25 +588,24 @@ def viscosity(rows: Iterable[Row]) -> Figure | None:
     if not grouped:
         return None
     names = [group.name for group in grouped[0].groups]
-    pair = _pair(grouped)
-    figure, axes = new_figure(1, 1 if pair is None else 2, width=8.0, row_height=2.9)
-    for index, row in enumerate(grouped):
-        errors = {group.name: group.error for group in row.groups}
-        found = [errors.get(name, math.nan) for name in names]
-        _line(axes[0, 0], range(len(names)), found, index, row.model)
-    axes[0, 0].set_yscale("log")
-    _plain_numbers(axes[0, 0])
-    axes[0, 0].set_ylabel("mean relative L2 error")
-    axes[0, 0].set_title("test error of each viscosity")
-    axes[0, 0].legend()
-    if pair is not None:
-        ours, other = ({group.name: group.error for group in row.groups} for row in pair)
-        change = [100 * (ours[name] - other[name]) / other[name] for name in names]
+    errors = [{group.name: group.error for group in row.groups} for row in grouped]
+    found = {row.model: each for row, each in zip(grouped, errors, strict=True)}
+    pair = found.get("FST"), found.get("FNO")
+    both = pair[0] is not None and pair[1] is not None and [*pair[0]] == [*pair[1]]
+    figure, axes = new_figure(1, 2 if both else 1, width=8.0, row_height=2.9)
+    lines = [
+        (row.model, range(len(names)), [each.get(name, math.nan) for name in names])
+        for row, each in zip(grouped, errors, strict=True)
+    ]
+    title = "test error of each viscosity"
+    chart(axes[0, 0], lines, ylabel="mean relative L2 error", title=title)
+    if pair[0] is not None and pair[1] is not None and both:
+        change = [100 * (pair[0][name] - pair[1][name]) / pair[1][name] for name in names]
         colors = [PALETTE[0] if value < 0 else PALETTE[1] for value in change]
         axes[0, 1].bar(range(len(names)), change, color=colors, width=0.7)
         axes[0, 1].axhline(0, color="black", linewidth=0.8)
-        axes[0, 1].set_ylabel("error of FST over FNO's (%)")
-        axes[0, 1].set_title("100 (FST − FNO) / FNO; below zero FST is better")
+        title = "100 (FST − FNO) / FNO; below zero FST is better"
+        axes[0, 1].set(ylabel="error of FST over FNO's (%)", title=title)
     for panel in axes[0]:
         panel.set_xticks(range(len(names)), names, rotation=45)
         panel.set_xlabel("viscosity ν")
@@ -602,23 +622,17 @@ def local_decoding(rows: Iterable[Row]) -> Figure | None:
     panel = axes[0, 0]
     counts: set[int] = set()
     for index, those in enumerate(swept):
-        near = [(row.neighbors, row.error) for row in those if row.neighbors is not None]
+        near = {row.neighbors: row.error for row in those if row.neighbors is not None}
         whole = [row for row in those if row.neighbors is None][-1]
-        counts |= {count for count, _ in near}
-        across, errors = zip(*near, strict=True)
-        _line(panel, across, errors, index, f"{whole.model}, nearest k")
-        color = PALETTE[index % len(PALETTE)]
-        label = f"{whole.model}, all anchors"
-        panel.axhline(whole.error, color=color, linestyle="--", linewidth=1.0, label=label)
+        counts |= near.keys()
+        _line(panel, list(near), list(near.values()), index, f"{whole.model}, nearest k")
+        looks: dict[str, Any] = {"color": PALETTE[index % len(PALETTE)], "linestyle": "--"}
+        panel.axhline(whole.error, linewidth=1.0, label=f"{whole.model}, all anchors", **looks)
     panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
     panel.xaxis.set_major_locator(FixedLocator(sorted(counts)))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panel.xaxis.set_minor_locator(NullLocator())
-    _plain_numbers(panel)
-    panel.set_xlabel("anchors used per query, k")
-    panel.set_ylabel("mean relative L2 error")
-    panel.legend()
+    chart(panel, (), xlabel="anchors used per query, k", ylabel="mean relative L2 error")
     return figure
 
 
@@ -626,7 +640,7 @@ def local_decoding(rows: Iterable[Row]) -> Figure | None:
 def by_grid(rows: Iterable[Row]) -> Figure | None:
     """Error by test grid; None with fewer than two grids."""
     models = [
-        [row for row in those if row.neighbors is None and row.grid is not None]
+        [(math.prod(row.grid), row) for row in those if row.neighbors is None and row.grid]
         for those in by_model(rows).values()
         if not those[0].trivial
     ]
@@ -635,18 +649,15 @@ def by_grid(rows: Iterable[Row]) -> Figure | None:
         return None
     figure, axes = new_figure(1, 1, width=5.2, row_height=2.7)
     panel = axes[0, 0]
-    for index, those in enumerate(models):
-        points = [math.prod(row.grid or ()) for row in those]
-        _line(panel, points, [row.error for row in those], index, those[0].model)
-    grids = {math.prod(row.grid or ()): row.column for those in models for row in those}
     panel.set_xscale("log")
-    panel.set_yscale("log")
+    lines = [
+        (those[0][1].model, [points for points, _ in those], [row.error for _, row in those])
+        for those in models
+    ]
+    chart(panel, lines, xlabel="test grid", ylabel="mean relative L2 error")
+    grids = {points: row.column for those in models for points, row in those}
     panel.set_xticks(list(grids), list(grids.values()), rotation=20)
     panel.xaxis.set_minor_locator(NullLocator())
-    _plain_numbers(panel)
-    panel.set_xlabel("test grid")
-    panel.set_ylabel("mean relative L2 error")
-    panel.legend()
     return figure
 
 
@@ -666,11 +677,9 @@ def training(runs: Sequence[tuple[str, Curves]], measure: Metric) -> Figure | No
             _line(axes[0, 1], steps, errors, index, name)
     titles = (f"training loss ({measure.loss})", f"validation error ({measure.validation})")
     for panel, title in zip(axes[0], titles, strict=True):
-        panel.set_title(title)
-        panel.set_xlabel("step")
+        panel.set(title=title, xlabel="step")
         if panel.lines:
-            panel.set_yscale("log")
-            _plain_numbers(panel)
+            _log(panel)
         panel.xaxis.set_major_formatter(FuncFormatter(_thousands))
     if len(runs) > 1:
         axes[0, 1].legend()
@@ -685,53 +694,14 @@ def error_over_seconds(
     if not models:
         return None
     figure, axes = new_figure(1, 1, width=7.0, row_height=3.6)
-    panel = axes[0, 0]
     for index, (name, curves) in enumerate(models.items()):
         for number, curve in enumerate(curves):
             seconds, errors = zip(*curve, strict=True)
-            _line(panel, seconds, errors, index, "_" if number else name)
-    panel.set_yscale("log")
-    _plain_numbers(panel)
-    panel.set_xlim(left=0)
-    panel.set_xlabel("seconds of updates, compilation apart")
-    panel.set_ylabel("validation error (relative L2)")
-    panel.set_title(title)
-    panel.legend()
+            _line(axes[0, 0], seconds, errors, index, "_" if number else name)
+    axes[0, 0].set_xlim(left=0)
+    across, up = "seconds of updates, compilation apart", "validation error (relative L2)"
+    chart(axes[0, 0], (), xlabel=across, ylabel=up, title=title)
     return figure
-
-
-def _pair(rows: list[Row]) -> tuple[Row, Row] | None:
-    """FST and FNO, if both were scored on the same groups."""
-    found = {row.model: row for row in rows}
-    if "FST" not in found or "FNO" not in found:
-        return None
-    ours, other = found["FST"], found["FNO"]
-    same = [group.name for group in ours.groups] == [group.name for group in other.groups]
-    return (ours, other) if same else None
-
-
-def _line(
-    panel: Axes, across: Sequence[float], values: Sequence[float], index: int, label: str
-) -> None:
-    panel.plot(
-        across,
-        values,
-        color=PALETTE[index % len(PALETTE)],
-        marker=MARKERS[index % len(MARKERS)],
-        markevery=max(1, len(across) // 15),
-        markersize=4,
-        linewidth=1.3,
-        label=label,
-    )
-
-
-def _plain_numbers(panel: Axes) -> None:
-    """Decimal numbers on a logarithmic axis, also where it spans less than a decade."""
-    low, high = panel.get_ylim()
-    marks = (1.0, 2.0, 5.0) if high > 8 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-    panel.yaxis.set_major_locator(LogLocator(subs=marks))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    panel.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _averaged(curve: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
@@ -748,33 +718,30 @@ def _thousands(value: float, _: object) -> str:
 
 @matplotlib.rc_context(STYLE)
 def guesses(fields: ImageFields) -> Figure:
-    """The images with their class, and the model's guess with its probability."""
-    figure, axes = new_figure(-(-len(fields) // COLUMNS), COLUMNS, width=9.2, row_height=2.7)
-    _blank(axes)
-    for sample, panel in zip(range(len(fields)), axes.flat, strict=False):
-        draw_picture(panel, fields, sample)
-    return figure
+    """The images with their class, and the model's guess with its probability.
 
-
-@matplotlib.rc_context(STYLE)
-def image_anchors(fields: ImageFields) -> Figure:
-    """Anchors over the images, and below each row of images the anchors' length scales."""
-    lines = -(-len(fields) // COLUMNS)
-    figure, axes = new_figure(2 * lines, COLUMNS, width=9.8, row_height=2.45)
+    Of models with anchors these lie over the images, and below each row of images their length
+    scales.
+    """
+    lines, deep = -(-len(fields) // COLUMNS), 2 if fields.anchors.shape[1] else 1
+    width, height = (9.8, 2.45) if deep == 2 else (9.2, 2.7)
+    figure, axes = new_figure(deep * lines, COLUMNS, width=width, row_height=height)
     _blank(axes)
     sizes = np.sqrt(np.prod(fields.length_scales, axis=-1))
-    scale = Normalize(sizes.min(), max(sizes.max(), sizes.min() + 1e-6))
+    low = sizes.min(initial=np.inf)
+    scale = Normalize(low, max(sizes.max(initial=0), low + 1e-6))
     for sample in range(len(fields)):
         line, column = divmod(sample, COLUMNS)
-        top, bottom = axes[2 * line, column], axes[2 * line + 1, column]
-        centers, reach = fields.anchors[sample][:, ::-1], fields.length_scales[sample][:, ::-1]
-        draw_picture(top, fields, sample)
-        draw_anchors(top, centers, size=2.2)
-        draw_ellipses(bottom, centers, reach, sizes[sample], scale)
-        _frame_image(bottom, fields)
-    label = "length scale ℓ in the unit square"
-    bar = ScalarMappable(scale, "viridis")
-    figure.colorbar(bar, ax=list(axes.flat), label=label, pad=0.01, aspect=40)
+        draw_picture(axes[deep * line, column], fields, sample)
+        if deep == 2:
+            bottom = axes[2 * line + 1, column]
+            centers, reach = fields.anchors[sample][:, ::-1], fields.length_scales[sample][:, ::-1]
+            draw_anchors(axes[2 * line, column], centers, size=2.2)
+            draw_ellipses(bottom, centers, reach, sizes[sample], scale)
+            _frame_image(bottom, fields)
+    if deep == 2:
+        label, bar = "length scale ℓ in the unit square", ScalarMappable(scale, "viridis")
+        figure.colorbar(bar, ax=list(axes.flat), label=label, pad=0.01, aspect=40)
     return figure
 
 
@@ -800,11 +767,7 @@ def _blank(axes: Array) -> None:
 def _frame_image(panel: Axes, fields: ImageFields) -> None:
     height, width = fields.pictures.shape[1:3]
     panel.set_axis_on()
-    panel.set_xlim(0, 1)
-    panel.set_ylim(1, 0)
-    panel.set_aspect(height / width)
-    panel.set_xticks([])
-    panel.set_yticks([])
+    panel.set(xlim=(0, 1), ylim=(1, 0), aspect=height / width, xticks=[], yticks=[])
     for side in ("top", "right"):
         panel.spines[side].set_visible(True)
 
@@ -857,16 +820,17 @@ def _(fields: ImageFields, name: str) -> list[Picture]:
     says = "the class of each, what it was taken for if another, and the probability of that"
     count = fields.anchors.shape[1]
     if not count:
-        caption = f"{name}: test images ({says})."
-        return [Picture(f"{file_name(name)}-guesses", caption, guesses(fields))]
-    caption = (
-        f"{name}: {count:,} anchors over test images ({says}). Below each image the refinement "
-        "length scales of the anchors, by colour and as soft circles at "
-        f"{ELLIPSE_SCALE}× scale. Vertical rows are fixed; the horizontal coordinate of an anchor "
-        f"has a standard deviation of {fields.spread():.4f} of the width between these images, on "
-        "average over anchors."
-    )
-    return [Picture(f"{file_name(name)}-anchors", caption, image_anchors(fields))]
+        caption, kind = f"{name}: test images ({says}).", "guesses"
+    else:
+        kind = "anchors"
+        caption = (
+            f"{name}: {count:,} anchors over test images ({says}). Below each image the refinement "
+            "length scales of the anchors, by colour and as soft circles at "
+            f"{ELLIPSE_SCALE}× scale. Vertical rows are fixed; the horizontal coordinate of an "
+            f"anchor has a standard deviation of {fields.spread():.4f} of the width between these "
+            "images, on average over anchors."
+        )
+    return [Picture(f"{file_name(name)}-{kind}", caption, guesses(fields))]
 
 
 @singledispatch

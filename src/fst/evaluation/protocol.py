@@ -109,6 +109,10 @@ class TestProtocol(ABC):
         kept: Self = replace(changed, paper_errors=())
         return kept
 
+    def without_extras(self) -> Self:
+        """The same settings without what only costs time in a comparison."""
+        return self
+
     def beside_validation(
         self, error: float, training: Any, validation: Any, source: DataSource
     ) -> str:
@@ -228,6 +232,9 @@ class EvaluationSettings(TestProtocol):
 
     def without_paper(self) -> Self:
         return replace(super().without_paper(), paper_groups=())
+
+    def without_extras(self) -> Self:
+        return replace(self, neighbors=())
 
 
 class Measurement:

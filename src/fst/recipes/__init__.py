@@ -8,43 +8,33 @@ from typing import Any
 
 from fst.base import Model, build_model
 from fst.data.dataset import PointDataset
-from fst.recipes import (
-    ablation,
-    burgers_all,
-    burgers_single,
-    darcy,
-    demo,
-    fast,
-    imagenet,
-    own,
-    own_images,
-)
+from fst.recipes import ablation, burgers, darcy, demo, fast, images, own
 from fst.recipes.recipe import Recipe
 
 _FUNCTIONS: list[Callable[[], Recipe]] = [
-    burgers_single.fst,
-    burgers_single.fno,
-    burgers_single.perceiver_io,
-    burgers_single.transolver,
-    burgers_single.deeponet,
-    burgers_all.fst,
-    burgers_all.fno,
-    burgers_all.perceiver_io,
+    burgers.single_fst,
+    burgers.single_fno,
+    burgers.single_perceiver_io,
+    burgers.single_transolver,
+    burgers.single_deeponet,
+    burgers.all_fst,
+    burgers.all_fno,
+    burgers.all_perceiver_io,
     darcy.fst,
     darcy.fno,
     darcy.perceiver_io,
     darcy.transolver,
     darcy.deeponet,
-    imagenet.fst,
-    imagenet.vit,
-    imagenet.cnn_vit,
+    images.imagenet_fst,
+    images.imagenet_vit,
+    images.imagenet_cnn_vit,
     *ablation.recipes(),
     demo.burgers,
     demo.fno,
     *own.RECIPES,
-    own_images.fst,
-    own_images.vit,
-    own_images.cnn_vit,
+    images.own_fst,
+    images.own_vit,
+    images.own_cnn_vit,
     *fast.recipes(),
 ]
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _FUNCTIONS}

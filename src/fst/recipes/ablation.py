@@ -11,7 +11,7 @@ from typing import Literal
 
 from fst.config import FunctionSpaceConfig
 from fst.evaluation.protocol import EvaluationSettings
-from fst.recipes import burgers_single
+from fst.recipes import burgers
 from fst.recipes.recipe import Recipe
 
 # Table 4 of the paper: coordinates, length scales, anchors a side.
@@ -30,9 +30,8 @@ REFINEMENT_ERRORS = {1: 0.06209, 2: 0.04442, 4: 0.04069, 8: 0.06496}
 
 
 def _variant(name: str, model: FunctionSpaceConfig, error: float) -> Recipe:
-    base = burgers_single.fst()
-    assert isinstance(base.evaluation, EvaluationSettings)
-    evaluation = replace(base.evaluation, grids=((201, 1024),), neighbors=(), paper_errors=(error,))
+    base = burgers.single_fst()
+    evaluation = EvaluationSettings(grids=((201, 1024),), paper_errors=(error,))
     return base.derive(
         f"ablation/{name}", task="ablation", model=model, evaluation=evaluation, paper_error=error
     )

@@ -1,4 +1,9 @@
-"""Recipes on equal terms: the models of one task, each to be trained with the same budget.
+"""Recipes on equal terms, with each other and with the paper.
+
+The models of one task are each trained with the same budget (`models_of`, `job_recipe`). The
+paper's numbers stand beside ours only where data and test grids are those of the recipe shipped
+under a run's name (`comparable`); how a model was trained may differ: that is what the comparison
+is about.
 
 A task is what stands before the last stroke of a recipe's name, a model what stands after it. Only
 where that would mix data of different kinds (own/fst, own/images-fst) does a recipe's own task
@@ -7,10 +12,10 @@ name it.
 
 import difflib
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
-from fst.evaluation.protocol import EvaluationSettings
-from fst.recipes import RECIPES
+from fst.pretrained import to_json
+from fst.recipes import RECIPES, find
 from fst.recipes.recipe import Recipe
 from fst.training.budget import spend
 
@@ -18,6 +23,8 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
 # "no" leaves models as they are, None leaves it to their recipes.
 Compilation = CompileMode | Literal["no"] | None
 
+# Settings of data sources that say how they are read, and change nothing in what is read.
+READING = {"storage", "workers"}
 # Apart enough that the streams which a run derives from its seed are its own.
 SEED_STRIDE = 1_000
 
@@ -61,10 +68,7 @@ def equal_terms(recipe: Recipe, compilation: Compilation = None) -> Recipe:
         training = replace(training, compile=False)
     elif compilation is not None:
         training = replace(training, compile=True, compile_mode=compilation)
-    evaluation = recipe.evaluation
-    if isinstance(evaluation, EvaluationSettings):
-        evaluation = replace(evaluation, neighbors=())
-    return replace(recipe, training=training, evaluation=evaluation)
+    return replace(recipe, training=training, evaluation=recipe.evaluation.without_extras())
 
 
 def seed_of(recipe: Recipe, number: int) -> int:
@@ -83,3 +87,16 @@ def job_recipe(recipe: Recipe, number: int, steps: int, rate: float, *, compiled
         compile=compiled,
     )
     return replace(recipe, training=training)
+
+
+def comparable(recipe: Recipe) -> Recipe:
+    """The recipe, without the paper's numbers where they are about another problem."""
+    if recipe.name in RECIPES and problem(recipe) == problem(find(recipe.name)):
+        return recipe
+    return replace(recipe, evaluation=recipe.evaluation.without_paper(), paper_error=None)
+
+
+def problem(recipe: Recipe) -> tuple[dict[str, Any], object]:
+    """What is learned and where it is tested."""
+    data = {name: value for name, value in to_json(recipe.data).items() if name not in READING}
+    return data, getattr(recipe.evaluation, "grids", None)

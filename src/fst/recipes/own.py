@@ -17,7 +17,7 @@ from fst.data import PointData
 from fst.data.point_samples import LARGEST_OFFSET
 from fst.data.samples import RunningMoments
 from fst.evaluation.protocol import EvaluationSettings
-from fst.recipes.recipe import ModelConfig, Recipe
+from fst.recipes.recipe import ModelConfig, Recipe, short_name
 from fst.training.schedules import WarmupCosine
 from fst.training.settings import RelativeL2, TrainingSettings
 
@@ -44,9 +44,9 @@ MOST_EPOCHS, FEWEST_STEPS, MOST_STEPS = 1_000, 2_000, 20_000
 FEW_SAMPLES, WEIGHT_DECAY, AVERAGE = 1_000, 0.1, 0.999
 
 
-def _recipe(model_name: str, paper_name: str, model: ModelConfig, learning_rate: float) -> Recipe:
+def _recipe(paper_name: str, model: ModelConfig, learning_rate: float) -> Recipe:
     return Recipe(
-        name=f"own/{model_name}",
+        name=f"own/{short_name(paper_name)}",
         task=TASK,
         model_name=paper_name,
         model=model,
@@ -70,7 +70,7 @@ def fst() -> Recipe:
     Command: fst train own/fst --data my.h5 --out runs/mine
     Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
     """
-    return _recipe("fst", "FST", FunctionSpaceConfig(), 1e-3)
+    return _recipe("FST", FunctionSpaceConfig(), 1e-3)
 
 
 def fno() -> Recipe:
@@ -80,7 +80,7 @@ def fno() -> Recipe:
     Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
     Needs: function-space-transformer[baselines].
     """
-    recipe = _recipe("fno", "FNO", FNOConfig(odd_axes="mended"), 3e-3)
+    recipe = _recipe("FNO", FNOConfig(odd_axes="mended"), 3e-3)
     return replace(recipe, training=replace(recipe.training, queries=None))
 
 
@@ -90,7 +90,7 @@ def perceiver_io() -> Recipe:
     Command: fst train own/perceiver-io --data my.h5 --out runs/mine-perceiver-io
     Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
     """
-    return _recipe("perceiver-io", "Perceiver IO", PerceiverIOConfig(), 3e-4)
+    return _recipe("Perceiver IO", PerceiverIOConfig(), 3e-4)
 
 
 def transolver() -> Recipe:
@@ -99,7 +99,7 @@ def transolver() -> Recipe:
     Command: fst train own/transolver --data my.h5 --out runs/mine-transolver
     Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
     """
-    return _recipe("transolver", "Transolver", TransolverConfig(), 3e-4)
+    return _recipe("Transolver", TransolverConfig(), 3e-4)
 
 
 def deeponet() -> Recipe:
@@ -108,7 +108,7 @@ def deeponet() -> Recipe:
     Command: fst train own/deeponet --data my.h5 --out runs/mine-deeponet
     Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
     """
-    return _recipe("deeponet", "DeepONet", DeepONetConfig(), 3e-4)
+    return _recipe("DeepONet", DeepONetConfig(), 3e-4)
 
 
 RECIPES: list[Callable[[], Recipe]] = [fst, fno, perceiver_io, transolver, deeponet]

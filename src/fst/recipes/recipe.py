@@ -81,6 +81,11 @@ class Recipe:
         return to_json(self)
 
 
+def short_name(model_name: str) -> str:
+    """What a model is called in the names of recipes."""
+    return model_name.lower().replace(" ", "-")
+
+
 def recipe_from_json(data: object, source: str) -> Recipe:
     """A stored recipe; `source` names the file in errors."""
     return from_json(data, Recipe, source)

@@ -12,7 +12,7 @@ the same rate, not a new run; a predictor's own rate keeps its proportion to the
 from dataclasses import replace
 
 from fst.recipes.recipe import Recipe
-from fst.training.schedules import Plateau, Stages, WarmupCosine, learning_rate_search
+from fst.training.schedules import Stage, Stages
 
 # The paper does not say which four; these hold every rate that it selects for Darcy.
 RATES = (3e-4, 1e-3, 3e-3, 5e-3)
@@ -30,11 +30,12 @@ def trial(recipe: Recipe, rate: float, steps: int = STEPS) -> Recipe:
     predictor = settings.predictor_learning_rate
     if predictor is not None:
         predictor *= rate / settings.learning_rate
+    warmup = max(1, min(settings.schedule.warmup, steps // 4))
     training = replace(
         settings,
         learning_rate=rate,
         predictor_learning_rate=predictor,
-        schedule=learning_rate_search(steps, max(1, min(warmup(recipe), steps // 4))),
+        schedule=Stages((Stage(warmup, 0.0, 1.0),), maximum=steps),
         validate_every=steps // VALIDATIONS,
         checkpoint_every=steps // VALIDATIONS,
         tensorboard=False,
@@ -49,13 +50,3 @@ def confirmation(tried: Recipe, steps: int = MORE_STEPS) -> Recipe:
         raise ValueError(f"confirm must be at least 1 step, got {steps}")
     longer = replace(schedule, maximum=schedule.maximum + steps)
     return replace(tried, training=replace(tried.training, schedule=longer))
-
-
-def warmup(recipe: Recipe) -> int:
-    """The steps over which a recipe's own schedule warms up."""
-    schedule = recipe.training.schedule
-    if isinstance(schedule, Stages):
-        first = schedule.stages[0] if schedule.stages else None
-        return first.end if first is not None and first.first == 0 else 0
-    assert isinstance(schedule, Plateau | WarmupCosine)
-    return schedule.warmup

@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, TorchDynamoPlugin
+from accelerate.utils import TorchDynamoPlugin
 from rich.console import Console
 from torch import distributed
 
@@ -181,7 +181,6 @@ def build_accelerator(settings: TrainingSettings, device: torch.device) -> Accel
         mixed_precision="bf16" if settings.precision == "bf16" else "no",
         cpu=device.type == "cpu",
         dynamo_plugin=compiler,
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
 
 

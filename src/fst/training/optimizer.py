@@ -42,6 +42,9 @@ from fst.base import Model
 from fst.training.errors import TrainingError
 from fst.training.settings import TrainingSettings
 
+# Adds the other processes' gradients to the vector it is given.
+Exchange = Callable[[Tensor], object]
+
 BETAS = (0.9, 0.999)
 # Steps with the same parameters before one is recorded.
 EAGER_STEPS = 2
@@ -253,15 +256,18 @@ class Optimizer:
         self._update: Update | None = None
 
     @torch.no_grad()
-    def clip_and_step(self, limit: float) -> Float[Tensor, ""]:
-        """Clip the norm of the whole gradient to `limit`, and step; the norm before that."""
+    def clip_and_step(self, limit: float, exchange: Exchange | None = None) -> Float[Tensor, ""]:
+        """Clip the norm of the whole gradient to `limit`, and step; the norm before that.
+
+        `exchange` is given the gradient first, as one vector, to add those of other processes.
+        """
         members = [pair for pair in self._parameters if pair[1].grad is not None]
         if not members:
             return torch.zeros((), device=self._parameters[0][1].device)
         parameters = [parameter for _, parameter in members]
         if self._update is None or not self._update.fits(parameters):
             self._update = Update(self, members, self._states)
-        return self._update.step(limit, record=self.record)
+        return self._update.step(limit, exchange, record=self.record)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         gradients = []
@@ -372,8 +378,12 @@ class Update:
             and _addresses(parameters) == self._addresses
         )
 
-    def step(self, limit: float, *, record: bool) -> Float[Tensor, ""]:
+    def step(
+        self, limit: float, exchange: Exchange | None = None, *, record: bool
+    ) -> Float[Tensor, ""]:
         torch._foreach_copy_(self._gradients, [_gradient(each) for each in self._parameters])
+        if exchange is not None:
+            exchange(self._gradient)
         for segment in self._segments:
             segment.clock.steps += 1
         self._send([*map(self._numbers, self._segments), (limit, 0.0, 0.0)])

@@ -80,6 +80,11 @@ class Stages(Schedule):
         if any(end <= begin for begin, end in pairwise(ends)):
             raise ValueError(f"stages must end in increasing order, got the ends {ends[1:]}")
 
+    @property
+    def warmup(self) -> int:
+        """The steps over which the factor first rises from 0."""
+        return self.stages[0].end if self.stages and self.stages[0].first == 0 else 0
+
     def factor(self, step: int, history: History) -> float:
         del history
         begin = 0
@@ -193,55 +198,6 @@ class WarmupCosine(Schedule):
     def finished(self, step: int, history: History) -> str | None:
         del history
         return _exhausted(step, self.maximum)
-
-
-def burgers_all() -> Stages:
-    """Constant to 200,000, cosine to 5 % at 250,000, constant after (all-viscosity Burgers).
-
-    Our reading: the rule is asked every 50,000 steps, because all three stops that the paper
-    reports (400,000, 500,000 and 900,000) are multiples of it.
-    """
-    stages = (Stage(200_000, 1.0, 1.0), Stage(250_000, 1.0, 0.05, "cosine"))
-    return Stages(stages, 0.05, 0.01, 50_000, stop_every=50_000, minimum=250_000)
-
-
-def burgers_all_constant() -> Stages:
-    """The constant rate of Perceiver IO under the same stopping rule as `burgers_all`."""
-    return Stages((), 1.0, 0.01, 50_000, stop_every=50_000, minimum=250_000)
-
-
-def burgers_single() -> Plateau:
-    """Warm-up, division by ten at most twice, stop at the final rate (single-viscosity Burgers)."""
-    return Plateau()
-
-
-def darcy() -> Plateau:
-    """Halving on errors smoothed over three checks, down to 1 % of the initial rate (Darcy).
-
-    The paper states neither a minimum nor a maximum; we end at the latest where Burgers does.
-    """
-    return Plateau(divisor=2.0, window=4_000, smoothing=3, minimum=0)
-
-
-def imagenet() -> Stages:
-    """Warm-up, cosine to 5 %, cosine tail to zero, constant 0.25 % (FST and ViT on ImageNet)."""
-    stages = (
-        Stage(25_023, 0.0, 1.0),
-        Stage(500_456, 1.0, 0.05, "cosine"),
-        Stage(550_456, 0.05, 0.0, "cosine"),
-    )
-    return Stages(stages, 0.0025, 0.01, 50_000, maximum=600_456)
-
-
-def imagenet_cnn_vit() -> Stages:
-    """Warm-up, then a drop to 5 % and a cosine to 0.25 % (CNN-ViT on ImageNet)."""
-    stages = (Stage(25_023, 0.0, 1.0), Stage(500_000, 0.05, 0.0025, "cosine"))
-    return Stages(stages, 0.0025, 0.01, 50_000, maximum=600_456)
-
-
-def learning_rate_search(steps: int = 4_000, warmup: int = 1_000) -> Stages:
-    """Warm-up, then the constant rate: one trial of the Darcy search, scored by `mean_error`."""
-    return Stages((Stage(warmup, 0.0, 1.0),), maximum=steps)
 
 
 def mean_error(history: History, checks: int = 3) -> float:

@@ -13,14 +13,14 @@ import gc
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from accelerate import Accelerator, PartialState
-from torch import Tensor
+from accelerate import Accelerator
+from torch import Tensor, distributed, nn
 
 from fst.base import Model, PointStream
 from fst.data.samples import Rows
@@ -31,7 +31,7 @@ from fst.pretrained import check_shapes, from_json
 from fst.training.batches import Batches
 from fst.training.checkpoint import Checkpoint
 from fst.training.errors import CheckpointError, CompilationError, NonFiniteError, TrainingError
-from fst.training.optimizer import Average, build_optimizer, set_rates
+from fst.training.optimizer import Average, Exchange, build_optimizer, set_rates
 from fst.training.schedules import History
 from fst.training.settings import Objective, TrainingSettings
 
@@ -92,8 +92,13 @@ class Trainer:
         # bfloat16 needs no loss scaling, so the optimiser works as it is; wrapped by Accelerate,
         # it would search the disk for optional packages at every step.
         self.optimizer = build_optimizer(model, settings)
-        self.module = accelerator.prepare(self.objective.module(model))
-        # After the line above, which gives every process the weights of the first.
+        # Not wrapped by DistributedDataParallel, whose hooks would divide what is compiled: the
+        # gradient is one vector in the optimiser, and processes add theirs up there.
+        self.module = accelerator.prepare_model(self.objective.module(model), evaluation_mode=True)
+        self.exchange: Exchange | None = None
+        if self.processes > 1:
+            share_weights(model)
+            self.exchange = distributed.all_reduce
         self.average = None if settings.average is None else Average(model, settings.average)
         self.points = model.point_stream(settings.seed + 1, settings.seed + 2)
         self.parameters = list(model.parameters())
@@ -134,26 +139,21 @@ class Trainer:
         step, settings = self.state.step, self.settings
         set_rates(self.optimizer, self.schedule.factor(step, self.state.history))
         draws = self._draw(self.points)  # one for the step, however many parts it has
-        losses = [
-            self._backward(batch, draws, last=part == settings.accumulate)
-            for part, batch in enumerate(self.batches.at(step), start=1)
-        ]
+        losses = [self._backward(batch, draws) for batch in self.batches.at(step)]
         limit = math.inf if settings.clip is None else settings.clip
-        norm = self.optimizer.clip_and_step(limit)
+        norm = self.optimizer.clip_and_step(limit, self.exchange)
         self.optimizer.zero_grad(set_to_none=settings.accumulate == 1)
         if self.average is not None:
             self.average.update(step)
         torch.stack((torch.stack(losses).sum(), norm), out=self._table[self._unread])
         self._unread += 1
 
-    def _backward(self, batch: Any, draws: PointDraws | None, *, last: bool) -> Tensor:
-        """Add one part's gradient; processes exchange gradients in the last part only."""
-        with nullcontext() if last else self.accelerator.no_sync(self.module):
-            prediction = self.module(*self.objective.inputs(batch), draws)
-            losses = self.objective.losses(self.model, prediction, batch)
-            loss = losses.sum() / self.settings.batch_size
-            # Gradients are averaged over processes, but the loss is a sum over their shares.
-            (loss * self.processes if self.processes > 1 else loss).backward()
+    def _backward(self, batch: Any, draws: PointDraws | None) -> Tensor:
+        """Add one part's gradient."""
+        prediction = self.module(*self.objective.inputs(batch), draws)
+        losses = self.objective.losses(self.model, prediction, batch)
+        loss = losses.sum() / self.settings.batch_size
+        loss.backward()
         return loss.detach()
 
     def read(self) -> None:
@@ -278,13 +278,22 @@ class Trainer:
         return None if stream is None else stream.draw().to(self.device, torch.float32)
 
 
+@torch.no_grad()
+def share_weights(model: nn.Module) -> None:
+    """Give every process the weights of the first."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        sent = numbers.contiguous()
+        distributed.broadcast(sent, src=0)
+        numbers.copy_(sent)
+
+
 def compiles(settings: TrainingSettings, device: torch.device) -> bool:
-    """As the settings say; where they leave it open, if one process trains on one GPU."""
+    """As the settings say; where they leave it open, on a GPU that the compiler knows."""
     if settings.compile is not None:
         return settings.compile
     return (
         device.type == "cuda"
-        and PartialState().num_processes == 1
         and find_spec("triton") is not None
         and torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
         and _python_is_known()

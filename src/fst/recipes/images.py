@@ -1,0 +1,173 @@
+"""ImageNet-1K from scratch at 224×224 (paper, Section 4.5, Appendix D), and images of your own.
+
+The classes are named by the data when training starts; until then they are numbered. On ImageNet
+the weights are selected by the error on the validation images, which are also those that the paper
+reports on. On your own images (see docs/images.md) the three models share data, schedule and
+budget, so that their accuracies can be compared.
+"""
+
+from dataclasses import replace
+
+from fst.baselines import CNNViTConfig, ViTConfig
+from fst.data import ImageData
+from fst.data.image_data import CLASSES
+from fst.evaluation.classification import ClassificationSettings
+from fst.recipes import paper
+from fst.recipes.recipe import Recipe, short_name
+from fst.training.schedules import Stage, Stages, WarmupCosine
+from fst.training.settings import CrossEntropy, TrainingSettings
+from fst.vision import ImageClassifierConfig
+
+THOUSAND = tuple(f"class {number:03d}" for number in range(1000))
+# Images of your own are resized by the paper's ratio of 256 to 224.
+SIZE, RESIZE, PATCH = (128, 128), 146, 8
+# Warm-up, cosine to 5 %, cosine tail to zero, constant 0.25 %.
+FALLING = Stages(
+    (
+        Stage(25_023, 0.0, 1.0),
+        Stage(500_456, 1.0, 0.05, "cosine"),
+        Stage(550_456, 0.05, 0.0, "cosine"),
+    ),
+    0.0025,
+    0.01,
+    50_000,
+    maximum=600_456,
+)
+# Warm-up, then a drop to 5 % and a cosine to 0.25 %.
+DROPPING = replace(
+    FALLING, stages=(Stage(25_023, 0.0, 1.0), Stage(500_000, 0.05, 0.0025, "cosine"))
+)
+TRAINING = TrainingSettings(
+    objective=CrossEntropy(label_smoothing=0.1),
+    learning_rate=1e-3,
+    optimizer="adamw",
+    weight_decay=0.05,
+    clip=1.0,
+    batch_size=256,
+    queries=None,
+    augment=True,
+    validation_batch=100,
+)
+
+
+def _imagenet(
+    paper_name: str,
+    model: ImageClassifierConfig | ViTConfig,
+    schedule: Stages,
+    parameters: int,
+    *,
+    accumulate: int = 1,
+    predictor_learning_rate: float | None = None,
+) -> Recipe:
+    errors = paper.imagenet_errors(paper_name)
+    return Recipe(
+        name=f"imagenet/{short_name(paper_name)}",
+        task="imagenet",
+        model_name=paper_name,
+        model=model,
+        data=ImageData(),
+        data_folder="imagenet",
+        training=replace(
+            TRAINING,
+            schedule=schedule,
+            predictor_learning_rate=predictor_learning_rate,
+            accumulate=accumulate,
+            seed=20260820,
+            # About one epoch: 1,281,167 images are 5,005 batches.
+            validate_every=5_000,
+            checkpoint_every=2_500,
+            log_every=100,
+        ),
+        evaluation=ClassificationSettings(paper_errors=errors),
+        paper_parameters=parameters,
+        paper_error=errors[0],
+    )
+
+
+def imagenet_fst() -> Recipe:
+    """The paper's ImageNet FST: 1,024 anchors over 196 patches.
+
+    Command: fst train imagenet/fst --data IMAGENET --out runs/imagenet
+    Cost: at most 600,456 steps of 256 images (120 epochs), in 4 parts of 64 so that an 80 GB GPU
+    holds them; with several GPUs or more memory set --training.accumulate 1.
+    Needs: function-space-transformer[vision], and some 150 GB of images in class folders or tar
+    files.
+    Paper: 69.530 % top-1 and 89.042 % top-5 on the validation images.
+    """
+    model = ImageClassifierConfig(class_names=THOUSAND)
+    rate = 1e-5  # one hundredth of the main rate
+    return _imagenet("FST", model, FALLING, 2_959_929, accumulate=4, predictor_learning_rate=rate)
+
+
+def imagenet_vit() -> Recipe:
+    """A plain vision transformer on linear patches.
+
+    Command: fst train imagenet/vit --data IMAGENET --out runs/imagenet-vit
+    Cost: at most 600,456 steps of 256 images (120 epochs).
+    Needs: function-space-transformer[vision].
+    Paper: 67.804 % top-1 and 88.126 % top-5 on the validation images.
+    """
+    return _imagenet("ViT", ViTConfig(class_names=THOUSAND), FALLING, 3_095_614)
+
+
+def imagenet_cnn_vit() -> Recipe:
+    """The vision transformer behind FST's patch encoder.
+
+    Command: fst train imagenet/cnn-vit --data IMAGENET --out runs/imagenet-cnn-vit
+    Cost: at most 600,456 steps of 256 images (120 epochs), in 2 parts of 128.
+    Needs: function-space-transformer[vision].
+    Paper: 61.052 % top-1 and 83.478 % top-5 on the validation images.
+    """
+    model = CNNViTConfig(class_names=THOUSAND)
+    return _imagenet("CNN-ViT", model, DROPPING, 3_158_150, accumulate=2)
+
+
+def _own(
+    paper_name: str,
+    model: ImageClassifierConfig | ViTConfig,
+    predictor_learning_rate: float | None = None,
+) -> Recipe:
+    return Recipe(
+        name=f"own/images-{short_name(paper_name)}",
+        task="own-images",
+        model_name=paper_name,
+        model=model,
+        data=ImageData(image_size=SIZE, resize=RESIZE, held_out=None),
+        data_folder="",
+        training=replace(
+            TRAINING,
+            schedule=WarmupCosine(warmup=500, maximum=5_000),
+            predictor_learning_rate=predictor_learning_rate,
+            validate_every=250,
+            checkpoint_every=1_000,
+        ),
+        evaluation=ClassificationSettings(),
+    )
+
+
+def own_fst() -> Recipe:
+    """FST on images of your own, in class folders or tar files.
+
+    Command: fst train own/images-fst --data my-images --out runs/mine
+    Cost: 5,000 steps of 256 images by default; set --training.schedule.maximum.
+    """
+    model = ImageClassifierConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH)
+    return _own("FST", model, predictor_learning_rate=1e-5)
+
+
+def own_vit() -> Recipe:
+    """A plain vision transformer on images of your own.
+
+    Command: fst train own/images-vit --data my-images --out runs/mine-vit
+    Cost: 5,000 steps of 256 images by default; set --training.schedule.maximum.
+    """
+    return _own("ViT", ViTConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH))
+
+
+def own_cnn_vit() -> Recipe:
+    """The vision transformer behind FST's patch encoder, on images of your own.
+
+    Command: fst train own/images-cnn-vit --data my-images --out runs/mine-cnn-vit
+    Cost: 5,000 steps of 256 images by default; set --training.schedule.maximum.
+    """
+    return _own("CNN-ViT", CNNViTConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH))
