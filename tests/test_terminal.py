@@ -12,8 +12,7 @@ from evaluation_fakes import some_rows
 from fst.cli import USER_ERROR, main
 from fst.commands.predict import Guesses, write_guesses
 from fst.data.images import listed
-from fst.evaluation.page import Page, Section, markdown_page, png
-from fst.evaluation.report import describe
+from fst.evaluation.report import Page, Section, describe, markdown_page, png
 from fst.evaluation.tables import error_table
 from fst.terminal import Terminal, markdown, printable, spreadsheet
 

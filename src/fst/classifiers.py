@@ -15,21 +15,22 @@ from torch import Tensor, nn
 from fst.base import Model
 from fst.evaluation_points import PointDraws
 
-# Mean and deviation of the red, green and blue of ImageNet's training photographs.
+# Mean and standard deviation of the red, green and blue of ImageNet's training photographs.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class ImageStandardization(nn.Module):
-    """(colour - mean) / deviation for red, green and blue."""
+    """(colour - mean) / std for red, green and blue."""
 
     mean: Tensor
     deviation: Tensor
+    """The standard deviation, under the name that it has in stored weights."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1))
-        self.register_buffer("deviation", torch.tensor(IMAGENET_DEVIATION).view(3, 1, 1))
+        self.register_buffer("deviation", torch.tensor(IMAGENET_STD).view(3, 1, 1))
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b 3 h w"]:
         return (images - self.mean) / self.deviation

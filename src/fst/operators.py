@@ -30,23 +30,24 @@ def queries_at_once(like: Tensor, numbers: int) -> int:
 
 
 class Standardization(nn.Module):
-    """(x - mean) / deviation per channel, and its inverse. Learned from training data only."""
+    """(x - mean) / std per channel, and its inverse. Learned from training data only."""
 
     mean: Tensor
     deviation: Tensor
+    """The standard deviation, under the name that it has in stored weights."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("deviation", torch.ones(channels))
 
-    def set(self, mean: float | Tensor, deviation: float | Tensor) -> None:
+    def set(self, mean: float | Tensor, std: float | Tensor) -> None:
         """Take statistics; a scalar serves every channel, as in the paper."""
-        mean, deviation = torch.as_tensor(mean), torch.as_tensor(deviation)
-        if not bool(torch.isfinite(mean).all()) or not bool((deviation > 0).all()):
-            raise ValueError(f"need a finite mean and deviation > 0, got {mean}, {deviation}")
+        mean, std = torch.as_tensor(mean), torch.as_tensor(std)
+        if not bool(torch.isfinite(mean).all()) or not bool((std > 0).all()):
+            raise ValueError(f"need a finite mean and std > 0, got {mean}, {std}")
         self.mean.copy_(mean.expand_as(self.mean))
-        self.deviation.copy_(deviation.expand_as(self.deviation))
+        self.deviation.copy_(std.expand_as(self.deviation))
 
     def forward(self, values: Float[Tensor, "*points v"]) -> Float[Tensor, "*points v"]:
         return (values - self.mean) / self.deviation
@@ -83,9 +84,9 @@ class ConditionChannels(nn.Module):
     def fit(self, conditions: Float[Tensor, "n c"]) -> None:
         """Take the statistics of the conditions of the training data."""
         prepared = self.prepare(conditions.double())
-        deviation = prepared.std(dim=0, correction=0)
+        std = prepared.std(dim=0, correction=0)
         # One and the same condition everywhere: nothing to divide by.
-        self.standardize.set(prepared.mean(dim=0), deviation.where(deviation > 0, 1.0))
+        self.standardize.set(prepared.mean(dim=0), std.where(std > 0, 1.0))
 
     def check(self, condition: Float[Tensor, "b c"]) -> None:
         """Raise unless a condition whose logarithm is taken has one."""

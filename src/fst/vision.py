@@ -297,6 +297,7 @@ class PatchTokens(nn.Module):
         super().__init__()
         self.fourier, self.grid = fourier, grid
         self.encode = PatchEncoder(channels, width)
+        # Of the position; this is its name in stored weights.
         self.place = MLP(2 * fourier.size, 2 * width, width)
         self.feed_forward = ResidualFeedForward(width)
 

@@ -23,7 +23,7 @@ from fst.commands import jobs
 from fst.commands import train as train_command
 from fst.commands.compare import ModelJob, compare
 from fst.evaluation.comparison import PAPER, SPREAD
-from fst.evaluation.runs import read_run
+from fst.evaluation.rows import read_run
 from fst.recipes import find
 from fst.recipes.comparison import models_of
 from fst.training import budget as budget_module

@@ -14,7 +14,7 @@ from fst.commands import search as search_module
 from fst.commands import train as train_command
 from fst.commands.search import search
 from fst.evaluation.comparison import Search, Trial
-from fst.evaluation.runs import read_curves
+from fst.evaluation.rows import read_curves
 from fst.recipes import RECIPES, find
 from fst.recipes.search import confirmation, trial
 from fst.training.errors import TrainingError

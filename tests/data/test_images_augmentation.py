@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from fst.classifiers import IMAGENET_DEVIATION, IMAGENET_MEAN
+from fst.classifiers import IMAGENET_MEAN, IMAGENET_STD
 from fst.data import ImageAugmentation
 from fst.data.image_augmentation import (
     Boxes,
@@ -162,7 +162,7 @@ def test_erased_boxes_hold_standard_normal_noise_and_nothing_else_changes():
     assert torch.equal(result[3], images[3])
     assert torch.equal(result[0], result[1])  # the same numbers, the same noise
     assert not torch.equal(result[0], result[2])
-    mean, deviation = (torch.tensor(v)[:, None] for v in (IMAGENET_MEAN, IMAGENET_DEVIATION))
+    mean, deviation = (torch.tensor(v)[:, None] for v in (IMAGENET_MEAN, IMAGENET_STD))
     noise = (result[0][:, inside] - mean) / deviation  # as the model sees it
     assert noise.mean().abs() < 4 / math.sqrt(3600)
     assert noise.std().item() == pytest.approx(1, abs=0.06)

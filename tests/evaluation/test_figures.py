@@ -11,6 +11,7 @@ from matplotlib.collections import PathCollection, QuadMesh, TriMesh
 from evaluation_fakes import (
     GRID,
     ORIGIN,
+    SCORED,
     SETTINGS,
     ConstantModel,
     grouped_row,
@@ -21,8 +22,8 @@ from evaluation_fakes import (
 )
 from fst.evaluation import figures
 from fst.evaluation.fields import Fields, empty_parts
-from fst.evaluation.page import png
 from fst.evaluation.protocol import EvaluationSettings, OverDomain, View, sample_fields
+from fst.evaluation.report import png
 from fst.evaluation.rows import METRICS, Curves
 from fst.evaluation.trivial import TrainingFacts
 
@@ -32,7 +33,7 @@ RELATIVE = METRICS["relative_l2"]
 @pytest.fixture(scope="module")
 def fields():
     facts = TrainingFacts((0.1,), (1.0,))
-    return SETTINGS.score(some_model(), some_test(), ORIGIN, facts, protocol="p")[1]
+    return SETTINGS.score(some_model(), some_test(), SCORED, facts)[1]
 
 
 @pytest.fixture(scope="module")

@@ -25,10 +25,16 @@ from fst.evaluation.classification import (
     measure,
     sample_image_fields,
 )
-from fst.evaluation.protocol import EvaluationError
 from fst.evaluation.report import report
-from fst.evaluation.rows import Origin, Row, read_rows
-from fst.evaluation.runs import RESULTS, read_origin, score_once
+from fst.evaluation.rows import (
+    RESULTS,
+    EvaluationError,
+    Origin,
+    Row,
+    read_origin,
+    read_rows,
+    score_once,
+)
 from fst.evaluation.tables import cost_table, error_table, grid_table, group_table
 from fst.evaluation.trivial import TrainingFacts
 from fst.evaluation_points import PointDraws
@@ -38,6 +44,7 @@ from image_fakes import image_files, write_folder
 CLASSES = tuple("abcdefgh")
 SIZE = (8, 8)
 ORIGIN = Origin("run-one", "imagenet/fst", "imagenet", "FST", 7, "abc", COST)
+SCORED = replace(ORIGIN, protocol="p")
 SETTINGS = ClassificationSettings(batch_size=4, pictures=3)
 
 
@@ -77,7 +84,7 @@ def test_rows_are_those_of_the_definition():
     images, scores = some_images(), torch.randn(11, len(CLASSES))
     model = Memory(scores)
     with torch.autocast("cpu", torch.bfloat16):
-        rows = evaluate(model, TestSplit(images), SETTINGS, ORIGIN, protocol="p")
+        rows = evaluate(model, TestSplit(images), SETTINGS, SCORED)
     order = np.argsort(-scores.numpy(), axis=1)
     for row, count in zip(rows, (1, 5), strict=True):
         wrong = [float(label not in order[i, :count]) for i, label in enumerate(images.labels)]
@@ -170,7 +177,7 @@ def test_rows_survive_the_disk_and_are_computed_once(tmp_path):
 
     def compute():
         calls.append(1)
-        rows = evaluate(Memory(scores), TestSplit(some_images()), SETTINGS, ORIGIN, protocol="p")
+        rows = evaluate(Memory(scores), TestSplit(some_images()), SETTINGS, SCORED)
         return rows, None
 
     first = score_once(tmp_path, "p", compute)
@@ -212,7 +219,7 @@ def test_a_table_by_class():
 def test_the_most_frequent_class_stands_beside_a_model():
     images, model = some_images(), Memory(torch.randn(11, len(CLASSES)))
     facts = TrainingFacts(frequent_class="b")
-    rows, _ = SETTINGS.score(model, TestSplit(images), ORIGIN, facts, protocol="p")
+    rows, _ = SETTINGS.score(model, TestSplit(images), SCORED, facts)
     trivial = rows[-1]
     assert (trivial.model, trivial.trivial, trivial.metric) == (
         *("most frequent class", True), "top1_error"
@@ -224,10 +231,10 @@ def test_the_most_frequent_class_stands_beside_a_model():
 def test_cost_in_images(tmp_path):
     summary = {"steps": 10, "seconds": 5.0, "steps_per_second": 4.0}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    names = {"recipe": "imagenet/fst", "task": "imagenet", "model": "FST"}
-    origin = read_origin(tmp_path, **names, images=256)
+    bare = Origin("run-one", "imagenet/fst", "imagenet", "FST")
+    origin = read_origin(tmp_path, bare, images=256)
     assert origin.training.images_per_second == 1024
-    assert read_origin(tmp_path, **names).training.images_per_second is None
+    assert read_origin(tmp_path, bare).training.images_per_second is None
     table = cost_table([image_row(0.3, training=origin.training)])
     assert dict(zip(table.header, table.lines[0], strict=True))["Images/s"] == "1,024"
     assert "Images/s" not in cost_table([made_row()]).header
@@ -270,7 +277,7 @@ def test_a_page_of_classifiers(tmp_path):
     run = tmp_path / "first"
 
     def compute():
-        rows = evaluate(model, TestSplit(images), SETTINGS, ORIGIN, protocol="p")
+        rows = evaluate(model, TestSplit(images), SETTINGS, SCORED)
         return rows, sample_image_fields(model, TestSplit(images), SETTINGS, ORIGIN)
 
     rows = score_once(run / RESULTS, "p", compute)

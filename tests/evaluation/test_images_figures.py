@@ -13,7 +13,7 @@ from fst.data.files import DataError
 from fst.evaluation import figures
 from fst.evaluation.fields import read_fields, save_fields
 from fst.evaluation.figures import new_figure
-from fst.evaluation.page import png
+from fst.evaluation.report import png
 from image_fakes import made_fields
 
 

@@ -19,12 +19,21 @@ from evaluation_fakes import (
 from fst.data.files import DataError
 from fst.evaluation import report as notes
 from fst.evaluation.figures import Picture
-from fst.evaluation.page import Page, Section, write_page
 from fst.evaluation.protocol import View
-from fst.evaluation.report import report, verdict
-from fst.evaluation.rows import ChannelError, Curves, Origin
-from fst.evaluation.runs import RESULTS, Run, read_curves, read_origin, read_run, score_once
+from fst.evaluation.report import Page, Section, report, verdict, write_page
+from fst.evaluation.rows import (
+    RESULTS,
+    ChannelError,
+    Curves,
+    Origin,
+    Run,
+    read_curves,
+    read_origin,
+    read_run,
+    score_once,
+)
 from fst.evaluation.trivial import TrainingFacts
+from fst.io import FileError
 
 VOID = {"meta", "img", "link", "br"}
 
@@ -56,13 +65,15 @@ class Checked(HTMLParser):
 
 def score(folder, model, name, **changes):
     """A scored run, made without training and without weights on the disk."""
-    origin = Origin(**{**vars(ORIGIN), "run": folder.name, "model": name, **changes})
+    origin = Origin(
+        **{**vars(ORIGIN), "run": folder.name, "model": name, "protocol": name, **changes}
+    )
     settings = replace(SETTINGS, neighbors=(1, 4), view=View(samples=2))
     test = some_test()
 
     def compute():
         facts = TrainingFacts((0.1,), (1.2,))
-        return settings.score(model, test, origin, facts, protocol=name)
+        return settings.score(model, test, origin, facts)
 
     rows = score_once(folder / RESULTS, name, compute)
     lines = [{"kind": "training", "step": step, "loss": 1 / step} for step in (10, 20, 30)]
@@ -295,8 +306,8 @@ def test_curves_skip_what_a_killed_writer_left(written):
 
 def test_the_origin_comes_from_the_run_folder(tmp_path):
     words = {"recipe": "burgers-single/fst", "task": "burgers-single", "model": "FST", "seed": 3}
-    bare = read_origin(tmp_path, **words)
-    assert bare == Origin(run=tmp_path.name, **words)
+    bare = Origin(run=tmp_path.name, **words)
+    assert read_origin(tmp_path, bare) == bare
     environment = {
         "git": {"commit": "abc", "modified": True},
         "hardware": {"gpus": [{"name": "NVIDIA H200"}], "processes": 2},
@@ -312,10 +323,10 @@ def test_the_origin_comes_from_the_run_folder(tmp_path):
     }
     (tmp_path / "environment.json").write_text(json.dumps(environment))
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    origin = read_origin(tmp_path, **words)
+    origin = read_origin(tmp_path, bare)
     assert origin.git_hash == "abc (modified)"
     assert origin.training.device == "2 × NVIDIA H200"
     assert (origin.training.steps, origin.training.selected_step) == (10, 8)
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(DataError, match=r"summary\.json: is damaged"):
-        read_origin(tmp_path, **words)
+    with pytest.raises(FileError, match=r"summary\.json cannot be read"):
+        read_origin(tmp_path, bare)

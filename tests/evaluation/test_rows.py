@@ -19,11 +19,19 @@ from evaluation_fakes import (
     some_test,
 )
 from fst.data.files import DataError
-from fst.evaluation import runs
+from fst.evaluation import rows as runs
 from fst.evaluation.fields import read_fields
-from fst.evaluation.protocol import EvaluationError, sample_fields
-from fst.evaluation.rows import GroupError, read_rows, shortened, write_rows
-from fst.evaluation.runs import FIELDS, ROWS, score_once
+from fst.evaluation.protocol import sample_fields
+from fst.evaluation.rows import (
+    FIELDS,
+    ROWS,
+    EvaluationError,
+    GroupError,
+    read_rows,
+    score_once,
+    shortened,
+    write_rows,
+)
 
 
 def test_rows_come_back_as_they_were(tmp_path):

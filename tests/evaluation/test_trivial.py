@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation_fakes import ORIGIN, SETTINGS, burgers_test, waves
+from evaluation_fakes import ORIGIN, SCORED, SETTINGS, burgers_test, waves
 from fst.data.point_samples import PointSamples, Ragged
 from fst.data.source import TestSplit
 from fst.evaluation.protocol import EvaluationSettings, View, trivial_rows
@@ -35,7 +35,7 @@ NAMES = [
 
 def errors(fields):
     settings = EvaluationSettings(grids=(tuple(fields.shape[1:]),), paper_errors=(0.1,))
-    rows = trivial_rows(burgers_test(fields), settings, ORIGIN, FACTS, protocol="p")
+    rows = trivial_rows(burgers_test(fields), settings, SCORED, FACTS)
     assert [row.model for row in rows] == NAMES
     for row in rows:
         assert row.paper_error is None  # the paper has no such numbers

@@ -12,8 +12,7 @@ from fst.commands.evaluate import described_facts, show
 from fst.data import BurgersData, DarcyData
 from fst.evaluation.classification import ClassificationSettings
 from fst.evaluation.protocol import EvaluationSettings, trivial_rows
-from fst.evaluation.rows import ChannelError, Origin, write_rows
-from fst.evaluation.runs import RESULTS, ROWS
+from fst.evaluation.rows import RESULTS, ROWS, ChannelError, Origin, write_rows
 from fst.evaluation.trivial import TrainingFacts
 
 

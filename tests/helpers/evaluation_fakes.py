@@ -1,6 +1,7 @@
 """A small test set, models and rows that the tests of evaluation share."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ SIZES = [5, 8, 3, 6, 4, 7]
 SETTINGS = EvaluationSettings(grids=((5, 6), GRID), batch_size=4)
 COST = TrainingCost(1_200, 90.0, 13.5, "NVIDIA H200", 1_000, 6.7)
 ORIGIN = Origin("run-one", "burgers-single/fst", "burgers-single", "FST", 7, "abc123", COST)
+SCORED = replace(ORIGIN, protocol="p")
 
 
 def waves(count: int, grid: tuple[int, int] = GRID) -> Tensor:

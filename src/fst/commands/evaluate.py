@@ -10,10 +10,18 @@ from rich.console import Console
 from fst.commands.device import choose_device
 from fst.commands.train import check_same_data, data_of_run, record_data
 from fst.data.source import DataSource
-from fst.evaluation.protocol import EvaluationError, Scores
 from fst.evaluation.report import verdict
-from fst.evaluation.rows import Row, read_rows
-from fst.evaluation.runs import RESULTS, ROWS, read_origin, score_once
+from fst.evaluation.rows import (
+    RESULTS,
+    ROWS,
+    EvaluationError,
+    Origin,
+    Row,
+    Scores,
+    read_origin,
+    read_rows,
+    score_once,
+)
 from fst.evaluation.tables import channel_table, error_table, full_grid
 from fst.evaluation.trivial import TrainingFacts, large_means
 from fst.io import read_object
@@ -60,15 +68,16 @@ def evaluate(
     protocol, settings = recipe.evaluation.fingerprint(weights, recipe.data), recipe.evaluation
     if data is not None and not again:
         check_not_scored(run, data)
-    origin = read_origin(
-        run,
+    origin = Origin(
+        run=run.resolve().name,
         recipe=recipe.name,
         task=recipe.task,
         model=recipe.model_name,
         seed=recipe.training.seed,
-        images=settings.images_per_step(recipe.training.batch_size),
         data=data_name(run, recipe, data),
+        protocol=protocol,
     )
+    origin = read_origin(run, origin, settings.images_per_step(recipe.training.batch_size))
     described = read_object(run / "run.json")
 
     def compute() -> Scores:
@@ -80,7 +89,7 @@ def evaluate(
         check_same_data(run, recipe.data, path)
         test = recipe.data.load_test(path, chosen)
         model, facts = settings.load(best).to(chosen), training_facts(described, recipe.data, path)
-        return settings.score(model, test, origin, facts, protocol=protocol, console=console)
+        return settings.score(model, test, origin, facts, console)
 
     scored = (run / RESULTS / ROWS).is_file() and not again
     with nullcontext() if scored else held(run):

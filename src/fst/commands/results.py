@@ -28,8 +28,17 @@ from fst.data.files import DataError, reading, writing
 from fst.evaluation.comparison import Comparison, Result
 from fst.evaluation.figures import error_over_seconds
 from fst.evaluation.report import report as write_report
-from fst.evaluation.rows import METRICS, NOTHING, RELATIVE_L2, Row, read_rows
-from fst.evaluation.runs import RESULTS, ROWS, read_run, read_timed_curve
+from fst.evaluation.rows import (
+    METRICS,
+    NOTHING,
+    RELATIVE_L2,
+    RESULTS,
+    ROWS,
+    Row,
+    read_rows,
+    read_run,
+    read_timed_curve,
+)
 from fst.evaluation.tables import Table, unique
 from fst.io import read_object, write_atomically, write_text
 from fst.recipes import ablation
@@ -77,7 +86,7 @@ def results(folder: Path, *, out: Path, readme: Path | None, console: Console) -
 
 
 def write_records(runs: list[Path], out: Path) -> list[Values]:
-    """Add the runs to the list, in the place of earlier entries of the same name."""
+    """Add the runs to the list, instead of earlier entries of the same name."""
     known = {record["run"]: record for record in read_records(out)} if out.exists() else {}
     found = [describe(run) for run in runs]
     known |= {record["run"]: record for record in found}

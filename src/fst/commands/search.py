@@ -21,7 +21,7 @@ from fst.commands import jobs
 from fst.commands import train as train_command
 from fst.commands.device import choose_device
 from fst.evaluation.comparison import CHECKS, Search, Trial
-from fst.evaluation.runs import read_curves
+from fst.evaluation.rows import read_curves
 from fst.io import file_errors, read_json, write_json
 from fst.recipes import find
 from fst.recipes import search as search_recipes

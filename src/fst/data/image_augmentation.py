@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from fst.classifiers import IMAGENET_DEVIATION, IMAGENET_MEAN
+from fst.classifiers import IMAGENET_MEAN, IMAGENET_STD
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,5 @@ def _noise(device: torch.device) -> Float[Tensor, "3 s s"]:
     # Made on the CPU, so that every device has the same.
     generator = torch.Generator().manual_seed(0)
     normal = torch.randn(3, _NOISE, _NOISE, generator=generator)
-    mean, std = (
-        torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_DEVIATION)
-    )
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     return (mean + std * normal).to(device)

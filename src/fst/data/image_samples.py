@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from fst.classifiers import IMAGENET_DEVIATION, IMAGENET_MEAN
+from fst.classifiers import IMAGENET_MEAN, IMAGENET_STD
 from fst.data.files import DataError
 from fst.data.image_augmentation import Boxes, ImageAugmentation, crop
 from fst.data.image_decoding import ImageError, View, decoding, read
@@ -79,10 +79,10 @@ class TimmTransform:
             re_prob=augmentation.erasing,
             re_mode="pixel",
             mean=IMAGENET_MEAN,
-            std=IMAGENET_DEVIATION,
+            std=IMAGENET_STD,
         )
         self._mean = torch.tensor(IMAGENET_MEAN)[:, None, None]
-        self._std = torch.tensor(IMAGENET_DEVIATION)[:, None, None]
+        self._std = torch.tensor(IMAGENET_STD)[:, None, None]
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "3 h w"]:
         transformed: Tensor = self.transform(image) * self._std + self._mean

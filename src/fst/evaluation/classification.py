@@ -24,15 +24,13 @@ from fst.data.samples import Rows
 from fst.data.source import DataSource, TestSplit
 from fst.evaluation.fields import ImageFields
 from fst.evaluation.protocol import (
-    EvaluationError,
-    Scores,
     TestProtocol,
     check_test,
     make_row,
     measuring,
     show_progress,
 )
-from fst.evaluation.rows import ACCURACIES, Origin, Row, group_errors, mean
+from fst.evaluation.rows import ACCURACIES, EvaluationError, Origin, Row, Scores, group_errors, mean
 from fst.evaluation.trivial import TrainingFacts
 from fst.evaluation_points import PointDraws
 from fst.metrics import top_errors
@@ -82,11 +80,9 @@ class ClassificationSettings(TestProtocol):
         test: TestSplit[Any],
         origin: Origin,
         facts: TrainingFacts,
-        *,
-        protocol: str,
         console: Console | None = None,
     ) -> Scores:
-        rows = evaluate(model, test, self, origin, protocol=protocol, console=console)
+        rows = evaluate(model, test, self, origin, console=console)
         fields = sample_image_fields(model, test, self, origin)
         return rows + trivial_rows(rows, facts, origin), fields
 
@@ -97,13 +93,9 @@ def evaluate(
     settings: ClassificationSettings,
     origin: Origin,
     *,
-    protocol: str = "",
     console: Console | None = None,
 ) -> list[Row]:
-    """Score a classifier on a test split: a row for top-1, then one for top-5, with each class.
-
-    `protocol` is what `fingerprint` gives.
-    """
+    """Score a classifier on a test split: a row for top-1, then one for top-5, with each class."""
     samples = images_of(test)
     if tuple(samples.class_names) != model.class_names:
         raise EvaluationError(
@@ -120,9 +112,7 @@ def evaluate(
     paper = settings.paper_errors or (None,) * len(ACCURACIES)
     for metric, column, quoted in zip(ACCURACIES, errors.T.tolist(), paper, strict=True):
         by_class = group_errors(column, groups, {})
-        row = make_row(
-            tuple(column), by_class, quoted, origin, parameter_count(model), protocol, device
-        )
+        row = make_row(tuple(column), by_class, quoted, origin, parameter_count(model), device)
         rows.append(replace(row, metric=metric))
     return rows
 

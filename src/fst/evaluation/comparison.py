@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table as TerminalTable
-from rich.text import Text
 
-from fst.evaluation.rows import METRICS, NOTHING, RELATIVE_L2, Metric, Row, read_rows
-from fst.evaluation.runs import (
+from fst.evaluation.rows import (
+    METRICS,
+    NOTHING,
+    RELATIVE_L2,
     RESULTS,
     ROWS,
+    Metric,
+    Row,
+    read_rows,
     read_starts,
     read_timed_curve,
     steady_rate,
@@ -27,7 +29,7 @@ from fst.evaluation.runs import (
 from fst.evaluation.tables import Table, unique
 from fst.io import flat, read_object
 from fst.pretrained import to_json
-from fst.terminal import markdown, printable
+from fst.terminal import markdown
 from fst.training.budget import MOST_WARMUP, Plan
 
 SPREAD, PAPER = "  ±", "  paper"
@@ -176,6 +178,13 @@ class Comparison:
         differing = [n for n in sorted(names) if any(p.get(n) != parts[0].get(n) for p in parts)]
         if differing:
             notes = (*notes, f"Not the same for all runs: {', '.join(differing)}.")
+        done = [each for each in results if each.status == "done"]
+        if done:
+            rows = read_rows(folder / done[0].run / RESULTS / ROWS)
+            finest = [row for row in rows if row.trivial and row.grid == rows[0].grid]
+            found = (f"{row.model} {row.error:.5f}" for row in finest)
+            if finest:
+                notes = (*notes, f"What needs no training, on the same test: {', '.join(found)}.")
         first = starts[0] if starts else {}
         hardware, versions = first.get("hardware") or {}, first.get("versions") or {}
         states = [start.get("git") or {} for start in starts]
@@ -239,32 +248,10 @@ class Comparison:
                 words.append(f"{each.title}{which}: {each.note}")
         return [*unique(words), *self.notes, self._environment()]
 
-    def terminal(self) -> TerminalTable:
-        """Without its title; 80 columns hold four test grids, and no number is ever cut."""
-        table = self.table()
-        widths = [
-            max(len(text) for cell in column for text in cell.split("\n"))
-            for column in zip(table.header, *table.lines, strict=True)
-        ]
-        drawn = TerminalTable(
-            header_style="bold",
-            box=SIMPLE_HEAD,
-            show_edge=False,
-            padding=0,
-            width=sum(widths) + len(widths) - 1,
-        )
-        for index, name in enumerate(table.header):
-            drawn.add_column(Text(name), justify="right" if index else "left", no_wrap=True)
-        for line in table.lines:
-            drawn.add_row(
-                *(Text(printable(cell)) for cell in line),
-                style="dim" if line[0].startswith(" ") else None,
-            )
-        return drawn
-
     def show(self, console: Console) -> None:
         console.print(self.title, style="bold", highlight=False)
-        console.print(self.terminal(), crop=False)
+        # 80 columns hold four test grids.
+        console.print(self.table().terminal(compact=True), crop=False)
         for sentence in self.explanations():
             console.print(sentence, style="dim", markup=False, highlight=False)
 

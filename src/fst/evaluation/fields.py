@@ -64,7 +64,7 @@ class Fields(SavedFields):
     numbers: Int[Array, " n"]
     """By which the user knows the samples."""
     roles: Shaped[Array, " n"]
-    """best, median or worst of the test set; empty for samples chosen by their place in it."""
+    """best, median or worst of the test set; empty for samples chosen by their position in it."""
     groups: Shaped[Array, " g"]
     errors: Float[Array, " n"]
     observed: Int[Array, " n"]

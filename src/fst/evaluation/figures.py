@@ -423,11 +423,11 @@ def dense_field(fields: Fields, sample: int) -> tuple[Float[Array, "p s"], Float
         kept = wide[tuple((np.clip((even * count).astype(int), 0, count - 1) + 1).T)]
     else:
         kept = np.ones(len(even), bool)
-    places = fields.low + even * (fields.high - fields.low)
+    points = fields.low + even * (fields.high - fields.low)
     values = np.where(kept, fields.dense[sample, :, 0], np.nan)
     if not kept.all():
-        return places, np.ma.masked_invalid(values)
-    return places, values
+        return points, np.ma.masked_invalid(values)
+    return points, values
 
 
 def binned(fields: Fields, keep: Sequence[int], channel: int) -> tuple[Array, Array, Array]:
@@ -784,7 +784,7 @@ def _(fields: Fields, name: str) -> list[Picture]:
     ranked = [sample for sample in range(len(fields)) if fields.roles[sample]]
     others = [sample for sample in range(len(fields)) if not fields.roles[sample]]
     ranked_words = "the test samples with the lowest, the median and the highest error"
-    groups = ((ranked, "ranked", ranked_words), (others, "solutions", "test samples by place"))
+    groups = ((ranked, "ranked", ranked_words), (others, "solutions", "test samples by position"))
     channels = range(min(len(fields.target_labels), MOST_CHANNELS))
     for samples, kind, words in groups:
         for channel in channels if samples else ():

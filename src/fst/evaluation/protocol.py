@@ -32,7 +32,6 @@ from fst.evaluation.fields import (
     PICTURE,
     Array,
     Fields,
-    SavedFields,
     choose_rows,
     empty_parts,
     full_grid,
@@ -44,10 +43,12 @@ from fst.evaluation.rows import (
     METRICS,
     RELATIVE_L2,
     ChannelError,
+    EvaluationError,
     Grid,
     GroupError,
     Origin,
     Row,
+    Scores,
     group_errors,
     shortened,
 )
@@ -65,15 +66,10 @@ from fst.types import Domain, Observations, check_fields
 from fst.version import __version__
 
 Represent = Callable[[Observations], Output]
-Scores = tuple[Sequence[Row], SavedFields | None]
 # Parts of each axis, by the number of axes, that errors off any grid are summed in.
 BINS = {1: 48, 2: 20, 3: 8}
 # The even grid on which a field is drawn where its queries lie on none.
 DENSE = {1: (400,), 2: (96, 96), 3: (48, 48)}
-
-
-class EvaluationError(ValueError):
-    """A model cannot be scored; the message is one clear line for the user."""
 
 
 class TestProtocol(ABC):
@@ -97,8 +93,6 @@ class TestProtocol(ABC):
         test: TestSplit[Any],
         origin: Origin,
         facts: TrainingFacts,
-        *,
-        protocol: str,
         console: Console | None = None,
     ) -> Scores:
         """Rows of the model, then of the trivial predictors; and what the figures draw."""
@@ -198,15 +192,12 @@ class EvaluationSettings(TestProtocol):
         test: TestSplit[Any],
         origin: Origin,
         facts: TrainingFacts,
-        *,
-        protocol: str,
         console: Console | None = None,
     ) -> Scores:
         over = OverDomain(views_of(test.samples, self)[-1], self)
-        asked: dict[str, Any] = {"protocol": protocol, "console": console}
-        rows = evaluate(model, test, self, origin, std=facts.std, over=over, **asked)
+        rows = evaluate(model, test, self, origin, std=facts.std, over=over, console=console)
         errors = rows[max(1, len(self.grids)) - 1].errors
-        rows += trivial_rows(test, self, origin, facts, **asked)
+        rows += trivial_rows(test, self, origin, facts, console=console)
         return rows, sample_fields(model, test, self, origin, errors, over)
 
     def beside_validation(
@@ -332,17 +323,15 @@ def evaluate(
     settings: EvaluationSettings,
     origin: Origin,
     *,
-    protocol: str = "",
     std: Sequence[float] = (),
     over: OverDomain | None = None,
     console: Console | None = None,
 ) -> list[Row]:
     """Score a model on a test split: a row for each grid, then one for each of `neighbors`.
 
-    The samples must be on the model's device. `protocol` is what `fingerprint` gives, `std` are
-    the standard deviations of the training targets, and `over` learns where the errors lie.
+    The samples must be on the model's device. `std` are the standard deviations of the training
+    targets, and `over` learns where the errors lie.
     """
-    device = next(model.parameters()).device
     draws = batch_draws(model, settings)
 
     def represent(observations: Observations) -> Output:
@@ -353,8 +342,7 @@ def evaluate(
     with measuring(model):
         samples, label = test.samples, origin.model
         found = measure(represent, samples, settings, over=over, label=label, console=console)
-    count = parameter_count(model)
-    return make_rows(found, test, settings, origin, count, protocol, device, std)
+    return make_rows(found, test, settings, origin, parameter_count(model), std)
 
 
 def trivial_rows(
@@ -363,7 +351,6 @@ def trivial_rows(
     origin: Origin,
     facts: TrainingFacts,
     *,
-    protocol: str = "",
     console: Console | None = None,
 ) -> list[Row]:
     """Rows of the trivial predictors on the test grids of a run, to stand beside the run's own."""
@@ -375,7 +362,7 @@ def trivial_rows(
         with full_precision(), torch.inference_mode():
             found = measure(predictor, samples, settings, label=name, console=console)
         named = replace(source, model=name)
-        rows += make_rows(found, test, settings, named, 0, protocol, samples.device, facts.std)
+        rows += make_rows(found, test, settings, named, 0, facts.std)
     return rows
 
 
@@ -427,8 +414,6 @@ def make_rows(
     settings: EvaluationSettings,
     origin: Origin,
     parameters: int,
-    protocol: str,
-    device: torch.device,
     std: Sequence[float] = (),
 ) -> list[Row]:
     """Measurements with all that a reader needs to know of them."""
@@ -439,7 +424,7 @@ def make_rows(
         paper = settings.paper_errors[index] if whole and settings.paper_errors else None
         last = whole and index == max(1, len(settings.grids)) - 1
         groups = group_errors(errors, test.groups, dict(settings.paper_groups) if last else {})
-        row = make_row(errors, groups, paper, origin, parameters, protocol, device)
+        row = make_row(errors, groups, paper, origin, parameters, test.samples.device)
         channels = found.channels(targets, std)
         rows.append(replace(row, grid=found.grid, neighbors=found.neighbors, channels=channels))
     return rows
@@ -451,32 +436,20 @@ def make_row(
     paper_error: float | None,
     origin: Origin,
     parameters: int,
-    protocol: str,
     device: torch.device,
 ) -> Row:
     """The row of one list of test errors, on no grid."""
     return Row(
-        run=origin.run,
-        recipe=origin.recipe,
-        task=origin.task,
-        model=origin.model,
-        seed=origin.seed,
-        git_hash=origin.git_hash,
+        **vars(origin),
         parameters=parameters,
-        split="test",
-        grid=None,
-        neighbors=None,
         samples=len(errors),
         error=mean_of(errors),
         paper_error=paper_error,
         errors=errors,
         groups=groups,
-        protocol=protocol,
         fst_version=__version__,
         torch_version=torch.__version__,
         device=device_name(device),
-        training=origin.training,
-        data=origin.data,
     )
 
 
@@ -509,8 +482,8 @@ def sample_fields(
 ) -> Fields | None:
     """A few samples on the last test grid, or at their points, predicted as they are scored.
 
-    Of the test's `errors` the best, the median and the worst; then some by their place in the test
-    set, chosen before any prediction. None where none is asked for, or on more than three axes.
+    Of the test's `errors` the best, the median and the worst; then some by their position in the
+    test set, chosen before any prediction. None where none is asked for, or beyond three axes.
     """
     check_test(test)
     samples, axes = views_of(test.samples, settings)[-1], test.samples.domain.axes
@@ -601,9 +574,9 @@ def _looks(
 def dense_queries(domain: Domain, like: Tensor) -> Float[Tensor, "1 d s"]:
     """An even grid over the domain; of three axes, over the middle of the first one."""
     shape = DENSE[domain.axes]
-    places = [torch.linspace(0, 1, count) for count in shape]
-    places = [torch.tensor([0.5])] * (domain.axes - len(shape)) + places
-    unit = torch.stack(torch.meshgrid(*places, indexing="ij"), dim=-1).flatten(0, -2)
+    axes = [torch.linspace(0, 1, count) for count in shape]
+    axes = [torch.tensor([0.5])] * (domain.axes - len(shape)) + axes
+    unit = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
     return domain.from_unit(unit[None].to(like))
 
 

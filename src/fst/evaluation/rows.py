@@ -1,86 +1,69 @@
-"""Result rows: one test error of one model, and where it came from.
+"""Result rows (one test error of one model, and where it came from) and their store in a run.
 
-A run's rows are one JSON file, a list with one row a line. Everything a table shows is in the
-rows; the mean and the group means are checked against the per-sample errors when rows are read.
+RUN/results/rows.json    the result rows: a JSON list with one row a line
+RUN/results/fields.npz   a few samples seen closely, for the figures
+
+Everything a table shows is in the rows; the mean and the group means are checked against the
+per-sample errors when rows are read. No model is loaded here.
 """
 
 import json
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fst.data.files import DataError, reading, writing
-from fst.io import parse_json, write_atomically
-from fst.pretrained import from_json, to_json
+from fst.evaluation.fields import SavedFields, read_fields, save_fields
+from fst.io import parse_json, read_object, write_atomically
+from fst.pretrained import PretrainedError, from_json, to_json
+from fst.terminal import one_line
 
 # Significant digits that give a float32 back exactly.
 DIGITS = 9
 
 NOTHING = "–"
 Grid = tuple[int, ...] | None
+RESULTS, ROWS, FIELDS = "results", "rows.json", "fields.npz"
+# Log lines that a median is worth taking of.
+FEWEST_LINES = 5
 
 
-class Metric(ABC):
-    """What an error is, and how tables show it."""
-
-    title: str
-    samples: str
-    group: str
-    header: tuple[str, str, str, str]
-    """Names of the columns: what was scored, our number, the paper's, and their difference."""
-    loss: str
-    """What training minimised, and what it was validated by, for the axes of its curves."""
-    validation: str
-
-    @abstractmethod
-    def column(self, grid: Grid) -> str:
-        """What was scored, as the heading of a column."""
-
-    @abstractmethod
-    def text(self, value: float | None) -> str: ...
-
-    @abstractmethod
-    def spread(self, value: float) -> str:
-        """A standard deviation, in the units of `text`."""
-
-    @abstractmethod
-    def difference(self, ours: float, paper: float | None) -> str: ...
-
-    @abstractmethod
-    def sentence(self, error: float) -> str:
-        """What an error means, as the part of a sentence that follows the name of a model."""
-
-    def better(self, error: float, other: float) -> str:
-        """How a lower error stands to another."""
-        del error, other
-        return "compared with"
+class EvaluationError(ValueError):
+    """A model cannot be scored; the message is one clear line for the user."""
 
 
-class RelativeError(Metric):
-    """‖prediction − target‖ / ‖target‖."""
+class Metric:
+    """What an error is, and how tables show it: ‖prediction − target‖ / ‖target‖."""
 
     title, samples, group = "mean relative L2 error", "Samples", "ν"
     header = ("Test grid", "Ours", "Paper", "Change")
+    """Names of the columns: what was scored, our number, the paper's, and their difference."""
     loss, validation = "mean squared relative L2", "mean relative L2"
+    """What training minimised, and what it was validated by, for the axes of its curves."""
 
     def column(self, grid: Grid) -> str:
+        """What was scored, as the heading of a column."""
         return "points" if grid is None else "×".join(map(str, grid))
 
     def text(self, value: float | None) -> str:
         return NOTHING if value is None else f"{value:.5f}"
 
     def spread(self, value: float) -> str:
+        """A standard deviation, in the units of `text`."""
         return self.text(value)
 
     def difference(self, ours: float, paper: float | None) -> str:
         return NOTHING if not paper else f"{100 * (ours - paper) / paper:+.1f} %"
 
     def sentence(self, error: float) -> str:
+        """What an error means, as the part of a sentence that follows the name of a model."""
         return f"has a mean relative L2 error of {error:.5f}"
 
     def better(self, error: float, other: float) -> str:
+        """How a lower error stands to another."""
         return f"{other / error:.1f} times lower than" if error else "far below"
 
 
@@ -108,10 +91,13 @@ class Accuracy(Metric):
     def sentence(self, error: float) -> str:
         return f"names the right class of {100 * (1 - error):.2f} % of the images ({self.name})"
 
+    def better(self, error: float, other: float) -> str:
+        return "compared with"
+
 
 RELATIVE_L2 = "relative_l2"
 ACCURACIES = {"top1_error": Accuracy("Top-1"), "top5_error": Accuracy("Top-5")}
-METRICS: dict[str, Metric] = {RELATIVE_L2: RelativeError(), **ACCURACIES}
+METRICS: dict[str, Metric] = {RELATIVE_L2: Metric(), **ACCURACIES}
 
 
 @dataclass(frozen=True)
@@ -141,6 +127,8 @@ class Origin:
     training: TrainingCost | None = None
     data: str = ""
     """By which a user's own data are told from others of the same task."""
+    protocol: str = ""
+    """Identifies the weights and the settings of the evaluation."""
 
 
 @dataclass(frozen=True)
@@ -176,39 +164,30 @@ class GroupError:
     paper_error: float | None = None
 
 
-@dataclass(frozen=True)
-class Row:
+@dataclass(frozen=True, kw_only=True)
+class Row(Origin):
     """One error: `error` is the mean of `errors`, which follow the order of the test split.
 
     `grid` is None where the test points form no grid. `neighbors` is None where every anchor
-    takes part in decoding. `protocol` identifies the weights and the settings of the evaluation.
-    `metric` says what an error is: the relative L2 of a solution or, for a classifier, 1 where
-    the class of an image is not among its first guess (`top1_error`) or five (`top5_error`).
+    takes part in decoding. `metric` says what an error is: the relative L2 of a solution or, for
+    a classifier, 1 where the class of an image is not among its first guess (`top1_error`) or
+    five (`top5_error`).
     """
 
-    run: str
-    recipe: str
-    task: str
-    model: str
-    seed: int | None
-    git_hash: str | None
     parameters: int
-    split: str
-    grid: tuple[int, ...] | None
-    neighbors: int | None
+    split: str = "test"
+    grid: tuple[int, ...] | None = None
+    neighbors: int | None = None
     samples: int
     error: float
     paper_error: float | None
     errors: tuple[float, ...]
     groups: tuple[GroupError, ...]
-    protocol: str
     fst_version: str
     torch_version: str
     device: str
-    training: TrainingCost | None
     metric: str = RELATIVE_L2
     channels: tuple[ChannelError, ...] = ()
-    data: str = ""
 
     @property
     def measure(self) -> Metric:
@@ -310,3 +289,180 @@ def read_rows(path: Path) -> list[Row]:
     if not rows:
         raise DataError(f"{path}: holds no result rows")
     return rows
+
+
+Scores = tuple[Sequence[Row], SavedFields | None]
+
+
+def score_once(
+    folder: Path, protocol: str, compute: Callable[[], Scores], *, again: bool = False
+) -> list[Row]:
+    """The rows in `folder`, computed and stored there if it has none.
+
+    Stored rows of another protocol (other weights, or other settings) are an error: choosing
+    between them by their test errors would be training on the test set. `again` replaces them.
+    """
+    path = folder / ROWS
+    if path.exists() and not again:
+        rows = read_rows(path)
+        if {row.protocol for row in rows} == {protocol}:
+            return rows
+        raise EvaluationError(
+            f"{path}: this run was scored before, with other weights or other settings of the "
+            "evaluation; a test set is scored once (--again replaces the stored rows)"
+        )
+    scores, fields = compute()
+    if any(row.protocol != protocol for row in scores):
+        raise ValueError(f"compute must give rows of protocol {protocol!r}")
+    # The rows come last: where they are, the fields beside them are complete and theirs.
+    with writing(path):
+        path.unlink(missing_ok=True)
+        (folder / FIELDS).unlink(missing_ok=True)
+    if fields is not None:
+        save_fields(folder / FIELDS, fields)
+    write_rows(path, scores)
+    return list(scores)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A scored run, as the report needs it."""
+
+    name: str
+    rows: tuple[Row, ...]
+    fields: SavedFields | None
+    curves: Curves
+
+
+def read_run(folder: Path) -> Run:
+    """The rows, fields and curves of a run that `fst evaluate` has scored."""
+    results = folder / RESULTS
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such run folder")
+    if not (results / ROWS).is_file():
+        raise DataError(f"{folder}: has no results yet; score it with: fst evaluate {folder}")
+    saved = results / FIELDS
+    return Run(
+        folder.resolve().name,
+        tuple(read_rows(results / ROWS)),
+        read_fields(saved) if saved.is_file() else None,
+        read_curves(folder / "metrics.jsonl"),
+    )
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl. Those that a killed writer left unfinished are skipped."""
+    found = []
+    if not path.is_file():
+        return []
+    with reading(path, "metrics as JSON lines"):
+        lines = path.read_text(errors="replace").splitlines()
+    for line in lines:
+        try:
+            entry = parse_json(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            found.append(entry)
+    return found
+
+
+def read_curves(path: Path) -> Curves:
+    """Loss and validation error by step."""
+    loss, validation = [], []
+    for entry in read_metrics(path):
+        try:
+            if entry["kind"] == "training":
+                loss.append((int(entry["step"]), float(entry["loss"])))
+            elif entry["kind"] == "validation":
+                validation.append((int(entry["step"]), float(entry["error"])))
+        except (ValueError, KeyError, TypeError, OverflowError):
+            continue
+    return Curves(tuple(loss), tuple(validation))
+
+
+def read_timed_curve(run: Path) -> tuple[tuple[float, float], ...]:
+    """Validation errors by the seconds of updates, compilation apart, as spread over the steps."""
+    summary = read_object(run / "summary.json")
+    steps, seconds = summary.get("steps"), summary.get("update_seconds")
+    if not steps or seconds is None:
+        return ()
+    points = read_curves(run / "metrics.jsonl").validation
+    return tuple(
+        (round(step * seconds / steps, 2), float(f"{error:.6g}")) for step, error in points
+    )
+
+
+def steady_rate(run: Path) -> float | None:
+    """Updates a second once a run is under way: the median over its log lines.
+
+    So compiling, once for each start, does not count. None where there are too few lines to tell.
+    """
+    rates = []
+    for entry in read_metrics(run / "metrics.jsonl"):
+        try:
+            if entry["kind"] == "training":
+                rates.append(float(entry["steps_per_second"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return statistics.median(rates) if len(rates) >= FEWEST_LINES else None
+
+
+def read_starts(run: Path) -> list[dict[str, Any]]:
+    """With what, and on what, a run was started and resumed."""
+    environment = read_object(run / "environment.json")
+    resumed = environment.get("resumed")
+    starts = [environment, *(resumed if isinstance(resumed, list) else [])] if environment else []
+    names = ("hardware", "versions", "git")
+    return [{name: each.get(name) for name in names} for each in starts if isinstance(each, dict)]
+
+
+def read_origin(folder: Path, origin: Origin, images: int | None = None) -> Origin:
+    """The origin with the commit and the cost that a run's folder says, where it does.
+
+    `images` is how many of them a training step takes, for classifiers.
+    """
+    environment = read_object(folder / "environment.json")
+    summary = read_object(folder / "summary.json")
+    try:
+        cost = _cost(summary, environment.get("hardware") or {}, images)
+        git_hash = _git_hash(environment.get("git"))
+    except (KeyError, TypeError, AttributeError, IndexError, PretrainedError) as error:
+        files = "environment.json or summary.json"
+        raise DataError(f"{folder}: {files} is damaged ({one_line(error)})") from None
+    return replace(origin, git_hash=git_hash, training=cost)
+
+
+def _cost(
+    summary: dict[str, Any], hardware: dict[str, Any], images: int | None
+) -> TrainingCost | None:
+    if "steps" not in summary:
+        return None
+    rate = summary["steps_per_second"]
+    values = {
+        "steps": summary["steps"],
+        "seconds": summary["seconds"],
+        "steps_per_second": rate,
+        "device": _device(hardware),
+        "selected_step": summary.get("selected_step"),
+        "peak_memory_gib": summary.get("peak_memory_gib"),
+        "images_per_second": None if images is None else images * rate,
+    }
+    return from_json(values, TrainingCost, "summary.json")  # which checks them
+
+
+def _device(hardware: dict[str, Any]) -> str:
+    """The hardware in a few words; a GPU that was there but not used cannot be told apart."""
+    processes = hardware.get("processes", 1)
+    if hardware.get("gpus"):
+        name = hardware["gpus"][0]["name"]
+        return name if processes == 1 else f"{processes} × {name}"
+    threads = hardware.get("threads")
+    unit = "thread" if threads == 1 else "threads"
+    return f"CPU {hardware.get('machine', '')}, {threads} {unit}"
+
+
+def _git_hash(state: dict[str, Any] | None) -> str | None:
+    if not state or not state.get("commit"):
+        return None
+    return f"{state['commit']}{' (modified)' if state.get('modified') else ''}"

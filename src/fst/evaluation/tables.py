@@ -7,6 +7,8 @@ from typing import Self, TypeVar
 from jinja2 import Environment
 from markupsafe import Markup
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import JustifyMethod
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
@@ -39,17 +41,26 @@ class Table:
         lines = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
         return cls(title, tuple(columns), lines, words)
 
-    def terminal(self) -> TerminalTable:
+    def terminal(self, *, compact: bool = False) -> TerminalTable:
+        """With its title or, if `compact`, without it and so narrow that no number is cut."""
         table = TerminalTable(
-            title=Text(printable(self.title)),
+            title=None if compact else Text(printable(self.title)),
             title_justify="left",
             header_style="bold",
             box=SIMPLE_HEAD,
+            show_edge=not compact,
+            padding=0 if compact else (0, 1),
         )
         for index, name in enumerate(self.header):
-            table.add_column(Text(name), justify="left" if index < self.words else "right")
+            side: JustifyMethod = "left" if index < self.words else "right"
+            table.add_column(Text(name), justify=side, no_wrap=compact)
         for line in self.lines:
-            table.add_row(*(Text(printable(cell)) for cell in line))
+            below = "dim" if compact and line[0].startswith(" ") else None
+            table.add_row(*(Text(printable(cell)) for cell in line), style=below)
+        if compact:
+            longest = [max(map(cell_len, "\n".join(column).split("\n")))
+                       for column in zip(self.header, *self.lines, strict=True)]  # fmt: skip
+            table.width = sum(longest) + len(longest) - 1
         return table
 
     def markdown(self) -> str:

@@ -89,8 +89,8 @@ class InverseDistance(Trivial):
         return torch.cat(parts, dim=1)
 
     def _interpolated(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
-        places = self.domain.to_unit(self.observations.positions)
-        distances = torch.cdist(self.domain.to_unit(queries), places)  # b q n
+        positions = self.domain.to_unit(self.observations.positions)
+        distances = torch.cdist(self.domain.to_unit(queries), positions)  # b q n
         if self.observations.mask is not None:
             distances = distances.masked_fill(~self.observations.mask[:, None], torch.inf)
         nearest, which = distances.topk(min(NEAREST, distances.shape[2]), largest=False)

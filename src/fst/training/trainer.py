@@ -100,7 +100,7 @@ class Trainer:
         self.exchange: Exchange | None = None
         if self.processes > 1:
             share_weights(model)
-            self.exchange = distributed.all_reduce
+            self.exchange = add_up
         self.average = None if settings.average is None else Average(model, settings.average)
         self.points = model.point_stream(settings.seed + 1, settings.seed + 2)
         self.parameters = list(model.parameters())
@@ -288,6 +288,17 @@ def share_weights(model: nn.Module) -> None:
         sent = numbers.contiguous()
         distributed.broadcast(sent, src=0)
         numbers.copy_(sent)
+
+
+def add_up(gradient: Tensor) -> None:
+    """Add the gradients of all processes."""
+    try:
+        distributed.all_reduce(gradient)
+    except RuntimeError as error:
+        raise TrainingError(
+            "another process has ended or does not answer: see what it said, then start the run "
+            "again by the same launcher, with --resume and its folder"
+        ) from error
 
 
 def compiles(settings: TrainingSettings, device: torch.device) -> bool:
