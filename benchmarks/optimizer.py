@@ -48,6 +48,7 @@ from fst.training.optimizer import (
     EAGER_STEPS,
     LEAST_NORM,
     STEPS,
+    Exchange,
     Optimizer,
     build_optimizer,
     matrix_shape,
@@ -120,7 +121,8 @@ class TorchAdam(Optimizer):
         self._parameters = [p for group in self.param_groups for p in group["params"]]
         self._update = None  # nothing is recorded
 
-    def clip_and_step(self, limit: float) -> Tensor:
+    def clip_and_step(self, limit: float, exchange: Exchange | None = None) -> Tensor:
+        assert exchange is None  # one process
         for ours, theirs in zip(self.param_groups, self._adam.param_groups, strict=True):
             theirs["lr"] = ours["lr"]
         norm = nn.utils.clip_grad_norm_(self._parameters, limit)
