@@ -58,9 +58,22 @@ def find(name: str) -> Recipe:
 
 
 def describe(name: str) -> str:
-    """The recipe's docstring: what it is, its command, its cost and the paper's score."""
-    make = RECIPES[name]
-    return inspect.cleandoc(getattr(make, "func", make).__doc__ or "")
+    """What a recipe is, its command, its cost and the paper's score.
+
+    The docstring says what the recipe itself does not.
+    """
+    make, recipe = RECIPES[name], find(name)
+    text = inspect.cleandoc(getattr(make, "func", make).__doc__ or "")
+    summary, _, rest = text.partition("\n\n")
+    lines = [summary, ""]
+    if "Command:" not in text:
+        data = f" {recipe.data.own.partition('add ')[2]}" if recipe.data.own else ""
+        lines.append(f"Command: fst train {name}{data} --out runs/{name.replace('/', '-')}")
+    lines.append(rest)
+    if recipe.paper_error is not None and "Paper:" not in text:
+        grid = "×".join(map(str, getattr(recipe.evaluation, "grids", ((),))[-1]))
+        lines.append(f"Paper: relative L2 {recipe.paper_error:g} on the full {grid} grid.")
+    return "\n".join(lines)
 
 
 def build(name: str, data: PointDataset | None = None, **overrides: Any) -> Model:

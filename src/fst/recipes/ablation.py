@@ -42,9 +42,7 @@ def anchors(
 ) -> Recipe:
     """Anchor coordinates and length scales, at two anchor counts (Table 4).
 
-    Command: fst train ablation/anchors-adaptive-fixed-32 --out runs/ablation
     Cost: as burgers-single/fst; less with 16×16 anchors.
-    Paper: 0.04069 to 0.05784; see `fst recipes`.
     """
     model = FunctionSpaceConfig(coordinates=coordinates, length_scales=scales)
     if side == 16:
@@ -58,7 +56,6 @@ def anchors(
 def update_anchor_attention() -> Recipe:
     """Two self-attention blocks on the anchors instead of evaluation, mixing and write-back.
 
-    Command: fst train ablation/update-anchor-attention --out runs/ablation
     Cost: as burgers-single/fst.
     Paper: 0.05212 (against 0.04069 with the function-space update).
     """
@@ -69,9 +66,7 @@ def update_anchor_attention() -> Recipe:
 def refine(steps: int) -> Recipe:
     """The number of refinement steps (Table 6).
 
-    Command: fst train ablation/refine-4 --out runs/ablation
     Cost: grows with the number of steps.
-    Paper: 0.06209, 0.04442, 0.04069, 0.06496 for 1, 2, 4, 8 steps.
     """
     model = FunctionSpaceConfig(length_scales="fixed", refinement_steps=steps)
     return _variant(f"refine-{steps}", model, REFINEMENT_ERRORS[steps])
@@ -80,7 +75,6 @@ def refine(steps: int) -> Recipe:
 def observe_first() -> Recipe:
     """Attention to the observations in the first step only (Table 6).
 
-    Command: fst train ablation/observe-first --out runs/ablation
     Cost: less than burgers-single/fst.
     Paper: 0.05971 (against 0.04069 with attention in every step).
     """

@@ -61,9 +61,7 @@ def _single(
 def single_fst() -> Recipe:
     """The paper's single-viscosity FST.
 
-    Command: fst train burgers-single/fst --out runs/burgers-single
     Cost: at most 250,000 steps; the paper stopped at 98,000 and selected step 92,000.
-    Paper: relative L2 0.04185 on the full 201×1024 grid.
     """
     config = FunctionSpaceConfig()
     return _single("FST", config, 1e-3, BurgersData(), 2_830_721, neighbors=NEIGHBORS)
@@ -72,10 +70,8 @@ def single_fst() -> Recipe:
 def single_fno() -> Recipe:
     """FNO on values and mask over the whole grid, supervised on the whole grid.
 
-    Command: fst train burgers-single/fno --out runs/burgers-single-fno
     Cost: at most 250,000 steps; the paper selected step 72,000.
     Needs: function-space-transformer[baselines].
-    Paper: relative L2 0.02974 on the full 201×1024 grid.
     """
     data = BurgersData(supervision_grid=None)
     return _single("FNO", FNOConfig(), 3e-3, data, 2_978_161, queries=None)
@@ -84,9 +80,7 @@ def single_fno() -> Recipe:
 def single_perceiver_io() -> Recipe:
     """Perceiver IO.
 
-    Command: fst train burgers-single/perceiver-io --out runs/burgers-single-perceiver-io
     Cost: at most 250,000 steps; the paper selected step 34,000.
-    Paper: relative L2 0.25381 on the full 201×1024 grid.
     """
     data = BurgersData(validation_grid=(64, 64))
     return _single("Perceiver IO", PerceiverIOConfig(), 3e-4, data, 2_936_881)
@@ -95,9 +89,7 @@ def single_perceiver_io() -> Recipe:
 def single_transolver() -> Recipe:
     """Transolver on one point set of observations and queries.
 
-    Command: fst train burgers-single/transolver --out runs/burgers-single-transolver
     Cost: at most 250,000 steps; the paper selected step 80,000.
-    Paper: relative L2 0.06154 on the full 201×1024 grid.
     """
     data = BurgersData(validation_grid=(64, 64))
     return _single("Transolver", TransolverConfig(), 3e-4, data, 2_956_424)
@@ -106,9 +98,7 @@ def single_transolver() -> Recipe:
 def single_deeponet() -> Recipe:
     """DeepONet, its branch on the observed values.
 
-    Command: fst train burgers-single/deeponet --out runs/burgers-single-deeponet
     Cost: at most 250,000 steps; the paper selected step 32,000.
-    Paper: relative L2 0.25581 on the full 201×1024 grid.
     """
     data = BurgersData(validation_grid=(64, 64))
     return _single("DeepONet", DeepONetConfig(), 3e-4, data, 2_998_189)
@@ -157,10 +147,8 @@ def _all(
 def all_fst() -> Recipe:
     """The paper's all-viscosity FST.
 
-    Command: fst train burgers-all/fst --out runs/burgers-all
     Cost: 250,000 to 1,000,000 steps; the paper stopped at 500,000 after 30.5 hours on one A100.
     Data: 26,200 trajectories, 22 GB on disk, 1 GB on the device.
-    Paper: relative L2 0.018180 on the full 201×1024 grid.
     """
     model = FunctionSpaceConfig(condition_channels=1, log_condition=True)
     return _all("FST", model, 1e-3, FALLING, 2_900_721, 1e-5)
@@ -169,11 +157,9 @@ def all_fst() -> Recipe:
 def all_fno() -> Recipe:
     """FNO with the viscosity as a constant channel, supervised on the whole grid.
 
-    Command: fst train burgers-all/fno --out runs/burgers-all-fno
     Cost: the paper stopped at 400,000 steps, 32.9 hours on three A100s.
     Needs: function-space-transformer[baselines].
     Data: 26,200 trajectories, 22 GB on disk, 20 GB on the device.
-    Paper: relative L2 0.018528 on the full 201×1024 grid.
     """
     model = FNOConfig(condition_channels=1, log_condition=True)
     return _all("FNO", model, 5e-3, FALLING, 2_978_257, whole_grid=True)
@@ -182,9 +168,7 @@ def all_fno() -> Recipe:
 def all_perceiver_io() -> Recipe:
     """Perceiver IO with the viscosity added to its latents.
 
-    Command: fst train burgers-all/perceiver-io --out runs/burgers-all-perceiver-io
     Cost: the paper stopped at 900,000 steps, 18.6 hours on three A100s.
-    Paper: relative L2 0.073293 on the full 201×1024 grid.
     """
     model = PerceiverIOConfig(condition_channels=1, log_condition=True)
     return _all("Perceiver IO", model, 1e-5, CONSTANT, 2_995_201)

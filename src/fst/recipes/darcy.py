@@ -57,9 +57,7 @@ def _recipe(
 def fst() -> Recipe:
     """The paper's Darcy FST.
 
-    Command: fst train darcy/fst --out runs/darcy
     Cost: at most 250,000 steps; the paper selected step 58,000.
-    Paper: relative L2 0.03173 on the full 128×128 grid.
     """
     config = FunctionSpaceConfig(anchor_seed=ANCHOR_SEED, sobol_seed=SOBOL_SEED)
     return _recipe("FST", config, 1e-3, 2_830_721, NEIGHBORS)
@@ -68,10 +66,8 @@ def fst() -> Recipe:
 def fno() -> Recipe:
     """FNO from coefficient to solution on the same grid.
 
-    Command: fst train darcy/fno --out runs/darcy-fno
     Cost: at most 250,000 steps; the paper selected step 42,000.
     Needs: function-space-transformer[baselines].
-    Paper: relative L2 0.03167 on the full 128×128 grid.
     """
     model = FNOConfig(grid=(128, 128), mask_channel=False, width=50, modes=(16, 16))
     return _recipe("FNO", model, 5e-3, 2_911_351)
@@ -80,9 +76,7 @@ def fno() -> Recipe:
 def perceiver_io() -> Recipe:
     """Perceiver IO.
 
-    Command: fst train darcy/perceiver-io --out runs/darcy-perceiver-io
     Cost: at most 250,000 steps; the paper selected step 58,000.
-    Paper: relative L2 0.10102 on the full 128×128 grid.
     """
     return _recipe("Perceiver IO", PerceiverIOConfig(), 3e-4, 2_936_881)
 
@@ -90,9 +84,7 @@ def perceiver_io() -> Recipe:
 def transolver() -> Recipe:
     """Transolver from coefficient to solution at the same points.
 
-    Command: fst train darcy/transolver --out runs/darcy-transolver
     Cost: at most 250,000 steps; the paper selected step 36,000.
-    Paper: relative L2 0.03671 on the full 128×128 grid.
     """
     return _recipe("Transolver", GridTransolverConfig(), 1e-3, 2_955_768)
 
@@ -100,9 +92,7 @@ def transolver() -> Recipe:
 def deeponet() -> Recipe:
     """DeepONet, its branch on the flattened coefficient.
 
-    Command: fst train darcy/deeponet --out runs/darcy-deeponet
     Cost: at most 250,000 steps; the paper selected step 18,000.
-    Paper: relative L2 0.14678 on the full 128×128 grid.
     """
     model = DeepONetConfig(
         observations=16_384, branch=(160, 256, 256, 256), trunk=(256, 256, 256, 256)

@@ -124,7 +124,6 @@ def fast(variant: Variant) -> Recipe:
 def minute_burgers() -> Recipe:
     """Single-viscosity Burgers with FST in a minute of updates on one H200.
 
-    Command: fst train minute/burgers-single/fst --out runs/minute-burgers
     Cost: 5,200 steps of 24 samples.
     """
     model = FunctionSpaceConfig(length_scales="spacing")
@@ -134,7 +133,6 @@ def minute_burgers() -> Recipe:
 def minute_darcy() -> Recipe:
     """Darcy flow with FST in a minute of updates on one H200.
 
-    Command: fst train minute/darcy/fst --out runs/minute-darcy
     Cost: 2,650 steps of 16 samples.
     """
     data = DarcyData(symmetries="square")
@@ -173,7 +171,6 @@ def described(variant: Variant) -> Callable[[], Recipe]:
     lines = (
         f"{task.title} with {recipe.model_name}: {optimizer}, exact symmetries, a cosine to zero.",
         "",
-        f"Command: fst train {recipe.name} --out runs/{recipe.name.replace('/', '-')}",
         f"Cost: {task.steps:,} steps. {variant.note}".rstrip(),
         task.note,
     )

@@ -87,7 +87,6 @@ def _imagenet(
 def imagenet_fst() -> Recipe:
     """The paper's ImageNet FST: 1,024 anchors over 196 patches.
 
-    Command: fst train imagenet/fst --data IMAGENET --out runs/imagenet
     Cost: at most 600,456 steps of 256 images (120 epochs), in 4 parts of 64 so that an 80 GB GPU
     holds them; with several GPUs or more memory set --training.accumulate 1.
     Needs: function-space-transformer[vision], and some 150 GB of images in class folders or tar
@@ -102,7 +101,6 @@ def imagenet_fst() -> Recipe:
 def imagenet_vit() -> Recipe:
     """A plain vision transformer on linear patches.
 
-    Command: fst train imagenet/vit --data IMAGENET --out runs/imagenet-vit
     Cost: at most 600,456 steps of 256 images (120 epochs).
     Needs: function-space-transformer[vision].
     Paper: 67.804 % top-1 and 88.126 % top-5 on the validation images.
@@ -113,7 +111,6 @@ def imagenet_vit() -> Recipe:
 def imagenet_cnn_vit() -> Recipe:
     """The vision transformer behind FST's patch encoder.
 
-    Command: fst train imagenet/cnn-vit --data IMAGENET --out runs/imagenet-cnn-vit
     Cost: at most 600,456 steps of 256 images (120 epochs), in 2 parts of 128.
     Needs: function-space-transformer[vision].
     Paper: 61.052 % top-1 and 83.478 % top-5 on the validation images.
@@ -148,7 +145,6 @@ def _own(
 def own_fst() -> Recipe:
     """FST on images of your own, in class folders or tar files.
 
-    Command: fst train own/images-fst --data my-images --out runs/mine
     Cost: 5,000 steps of 256 images by default; set --training.schedule.maximum.
     """
     model = ImageClassifierConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH)
@@ -158,7 +154,6 @@ def own_fst() -> Recipe:
 def own_vit() -> Recipe:
     """A plain vision transformer on images of your own.
 
-    Command: fst train own/images-vit --data my-images --out runs/mine-vit
     Cost: 5,000 steps of 256 images by default; set --training.schedule.maximum.
     """
     return _own("ViT", ViTConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH))
@@ -167,7 +162,6 @@ def own_vit() -> Recipe:
 def own_cnn_vit() -> Recipe:
     """The vision transformer behind FST's patch encoder, on images of your own.
 
-    Command: fst train own/images-cnn-vit --data my-images --out runs/mine-cnn-vit
     Cost: 5,000 steps of 256 images by default; set --training.schedule.maximum.
     """
     return _own("CNN-ViT", CNNViTConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH))

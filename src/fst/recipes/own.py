@@ -35,7 +35,10 @@ SMALL: dict[type, dict[str, Any]] = {
     FNOConfig: {"width": 16},
 }  # fmt: skip
 # Fixed positions on the other axes and anchors per row of a small FST, by the number of axes.
-SMALL_LAYOUTS = {1: ((), 32), 2: ((12,), 12), 3: ((5, 5), 5)}
+SMALL_LAYOUTS = {
+    axes: {"rows": (count,) * (axes - 1), "anchors_per_row": count}
+    for axes, count in ((1, 32), (2, 12), (3, 5))
+}
 # How long a run on a CPU takes unless something else is asked for.
 CPU_MINUTES = 10.0
 # Every sample is seen at most so often, in no fewer and no more steps than these.
@@ -69,7 +72,6 @@ def _recipe(paper_name: str, model: ModelConfig, learning_rate: float) -> Recipe
 def fst() -> Recipe:
     """FST on a file of your own.
 
-    Command: fst train own/fst --data my.h5 --out runs/mine
     Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
     """
     return _recipe("FST", FunctionSpaceConfig(), 1e-3)
@@ -78,7 +80,6 @@ def fst() -> Recipe:
 def fno() -> Recipe:
     """FNO on a file of your own, whose points must all lie on one regular grid.
 
-    Command: fst train own/fno --data my.h5 --out runs/mine-fno
     Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
     Needs: function-space-transformer[baselines].
     """
@@ -89,7 +90,6 @@ def fno() -> Recipe:
 def perceiver_io() -> Recipe:
     """Perceiver IO on a file of your own.
 
-    Command: fst train own/perceiver-io --data my.h5 --out runs/mine-perceiver-io
     Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
     """
     return _recipe("Perceiver IO", PerceiverIOConfig(), 3e-4)
@@ -98,7 +98,6 @@ def perceiver_io() -> Recipe:
 def transolver() -> Recipe:
     """Transolver on a file of your own, without conditions.
 
-    Command: fst train own/transolver --data my.h5 --out runs/mine-transolver
     Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
     """
     return _recipe("Transolver", TransolverConfig(), 3e-4)
@@ -107,7 +106,6 @@ def transolver() -> Recipe:
 def deeponet() -> Recipe:
     """DeepONet on a file of your own: one channel in and out, observed at the same points.
 
-    Command: fst train own/deeponet --data my.h5 --out runs/mine-deeponet
     Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
     """
     return _recipe("DeepONet", DeepONetConfig(), 3e-4)
@@ -144,14 +142,12 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
         model = replace(model, log_condition=True)
         fitted = replace(fitted, model=model)
     if size == "small":
-        changes = dict(SMALL[type(model)])
-        if isinstance(model, FunctionSpaceConfig):
-            changes["rows"], changes["anchors_per_row"] = SMALL_LAYOUTS[model.domain.axes]
+        layout = SMALL_LAYOUTS[model.domain.axes] if hasattr(model, "rows") else {}
         fitted = replace(
             fitted,
             name=f"{recipe.name}, small",
             model_name=f"{recipe.model_name}, small",
-            model=replace(model, **changes),
+            model=replace(model, **SMALL[type(model)], **layout),
         )
     batch = min(8 if cpu else 16 if samples < FEW_SAMPLES else 48, samples)
     steps = max(FEWEST_STEPS, min(MOST_STEPS, MOST_EPOCHS * samples // batch))

@@ -260,9 +260,8 @@ class Trainer:
             self.model.load_state_dict(checkpoint.weights)
             if self.average is not None:
                 self.average.model.load_state_dict(parts["average"])
-            description = self.optimizer.state_dict()
-            description["state"] = _by_index(parts["optimizer"])
-            self.optimizer.load_state_dict(description)
+            moments = {int(n): state for n, state in _by_part(parts["optimizer"]).items()}
+            self.optimizer.load_state_dict({"state": moments})
             if self.points is not None:
                 self.points.restore(checkpoint.values["points"])
             random, best = parts["random"], parts.get("best", {})
@@ -350,8 +349,3 @@ def _by_part(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         part, _, rest = name.partition(".")
         parts.setdefault(part, {})[rest] = tensor
     return parts
-
-
-def _by_index(tensors: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    """Optimiser state by the number of its parameter."""
-    return {int(index): entries for index, entries in _by_part(tensors).items()}
