@@ -70,7 +70,7 @@ def test_the_statistics_and_classes_travel_with_the_weights(
 
 
 @pytest.mark.parametrize(
-    ("names", "message"), [(("one",), "two classes or more"), (("a", "b", "a"), "a name twice")]
+    ("names", "message"), [(("one",), "two names or more"), (("a", "b", "a"), "got 'a' 2 times")]
 )
 def test_impossible_classes_are_refused(names: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
