@@ -220,6 +220,7 @@ ABLATIONS = {
     "uniform, adaptive": {"coordinates": "uniform"},
     "adaptive, fixed": {"length_scales": "fixed"},
     "learned scales": {"length_scales": "learned"},
+    "learned coordinates": {"coordinates": "learned", "length_scales": "spacing"},
     "anchor attention": {"update": "anchor-attention", "length_scales": "fixed"},
     "observe first": {"observe": "first-step"},
     "fixed points": {"resample_points": False},
@@ -248,6 +249,21 @@ def test_ablations_keep_what_they_say():
     one, two = (adaptive(some_observations(adaptive)).anchors for _ in range(2))
     assert (one.positions - two.positions).abs().max() > 1e-3
     assert (one.length_scales - two.length_scales).abs().max() > 1e-4
+
+
+def test_learned_coordinates_start_even_and_move_alike_for_every_input():
+    model = small_model(small_config(coordinates="learned", length_scales="fixed"))
+    scores = model.predict_anchors.coordinates.scores
+    with torch.no_grad():
+        scores.zero_()
+    even = model(some_observations(model)).anchors.positions.view(2, 4, 5, 2)[..., 1]
+    torch.testing.assert_close(even, torch.linspace(0, 1, 5).to(even).expand(2, 4, 5))
+    with torch.no_grad():
+        scores[0] = 3.0  # the first gap of the first row
+    moved = model(some_observations(model)).anchors.positions.view(2, 4, 5, 2)[..., 1]
+    assert (moved[:, 0, 1:-1] > even[:, 0, 1:-1]).all()
+    torch.testing.assert_close(moved[:, 1:], even[:, 1:])
+    torch.testing.assert_close(moved[0], moved[1])
 
 
 def test_observe_first_reads_once():

@@ -1,4 +1,4 @@
-"""The paper's ablations (Tables 4 to 6) and one variant of ours, each in place of a class of the
+"""The paper's ablations (Tables 4 to 6) and two variants of ours, each in place of a class of the
 method.
 
 `build_predictor` and `build_layer` choose what a configuration asks for.
@@ -20,6 +20,7 @@ from fst.anchors import (
     LearnedScales,
     LengthScales,
     at_anchors,
+    ordered_positions,
 )
 from fst.config import FunctionSpaceConfig
 from fst.evaluation_points import PointDraws
@@ -45,6 +46,22 @@ class UniformCoordinates(nn.Module):
         dtype = torch.promote_types(torch.float32, tokens.dtype)
         even = torch.linspace(0, 1, gaps + 1, dtype=dtype, device=tokens.device)
         return even.expand(batch, self.rows, -1)
+
+
+class LearnedCoordinates(nn.Module):
+    """Ours, not the paper's: gaps that are learned, and the same for every input.
+
+    What is gained over even spacing and not lost here does not come from following the input.
+    """
+
+    def __init__(self, rows: int, gaps: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.scores = nn.Parameter(torch.zeros(rows * gaps))
+
+    def forward(self, tokens: Float[Tensor, "b j w"]) -> Float[Tensor, "b p j+1"]:
+        scores = self.scores.unflatten(0, (1, self.rows, -1))
+        return ordered_positions(scores).expand(len(tokens), -1, -1)
 
 
 class FixedScales(LengthScales):
@@ -166,11 +183,14 @@ def build_predictor(config: FunctionSpaceConfig, inputs: int) -> AnchorPredictor
     """The predictor a configuration asks for; `inputs` features describe each observation."""
     width, rows, axes = config.predictor_width, config.row_count, config.domain.axes
     gaps = config.anchors_per_row - 1
-    coordinates = (
-        AdaptiveCoordinates(width, rows)
-        if config.coordinates == "adaptive"
-        else UniformCoordinates(rows)
-    )
+    coordinates: nn.Module
+    match config.coordinates:
+        case "adaptive":
+            coordinates = AdaptiveCoordinates(width, rows)
+        case "learned":
+            coordinates = LearnedCoordinates(rows, gaps)
+        case "uniform":
+            coordinates = UniformCoordinates(rows)
     scales: LengthScales
     match config.length_scales:
         case "adaptive":

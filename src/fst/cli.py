@@ -262,6 +262,8 @@ def compare(
     device: Device = None,
     compile: bool = True,
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] | None = None,
+    size: Literal["paper", "small"] | None = None,
+    changes: Annotated[tuple[str, ...], arg(name="set")] = (),
 ) -> None:
     """Train the models of a task with the same budget and write one table; also goes on with one.
 
@@ -273,6 +275,8 @@ def compare(
         seeds: Train every model with this many seeds.
         compile: Compile every model that can be compiled, on a GPU.
         compile_mode: Compile with this mode of torch.compile, on a CPU as well.
+        size: For own: the paper's sizes or small ones; small on a CPU when not given.
+        changes: Other values for fields of single models: fst.model.width=64 fno.model.width=32.
     """
 
 

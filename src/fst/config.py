@@ -120,8 +120,8 @@ class FunctionSpaceConfig(OperatorConfig):
     sobol_seed: int = 2026091323
     """Of those from the Sobol sequence, outside training."""
 
-    coordinates: Literal["adaptive", "uniform"] = "adaptive"
-    """Whether anchors move with the observations or lie evenly."""
+    coordinates: Literal["adaptive", "learned", "uniform"] = "adaptive"
+    """Whether anchors move with the observations, are learned for all samples, or lie evenly."""
     length_scales: Literal["adaptive", "spacing", "learned", "fixed"] = "adaptive"
     """Of the blend: predicted for each sample, or predicted multiples of the distance between
     neighbouring anchors, or learned for all samples, or fixed."""

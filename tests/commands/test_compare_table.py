@@ -1,14 +1,22 @@
 """The table of a comparison, its tasks, and mistakes on its command line."""
 
 import io
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
+from fst import Domain
 from fst.cli import USER_ERROR, main
+from fst.commands.compare import _fit
+from fst.data import DataError, PointSample, write_points
 from fst.evaluation.comparison import Comparison, Result, Score
+from fst.pretrained import PretrainedError
 from fst.recipes import find
 from fst.recipes.comparison import models_of, tasks
 from fst.recipes.paper import BURGERS_GRIDS
@@ -94,3 +102,59 @@ def test_a_mistake_is_one_clear_line(capsys, tmp_path, monkeypatch, name):
     assert len(err.strip().splitlines()) == 1
     assert not Path("new").exists()
     assert [path.name for path in Path("taken").iterdir()] == ["thesis.txt"]
+
+
+def waves(path: Path, *, scattered: bool) -> Path:
+    axis = np.linspace(0, 1, 6)
+    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
+
+    def samples() -> Iterator[PointSample]:
+        for row in range(20):
+            points = np.random.default_rng(row).random((36, 2)) if scattered else grid
+            values = np.sin(points @ [1 + row, 2.0])[:, None] + 1
+            yield PointSample(points, values, points, values)
+
+    write_points(path, samples(), Domain.unit(2))
+    return path
+
+
+def fitted(path: Path, *changes: str, named: bool = False) -> tuple[Any, ...]:
+    recipes = {model: find(name) for model, name in models_of("own").items()}
+    return _fit(recipes, path, torch.device("cpu"), None, changes, named=named)
+
+
+def test_models_that_cannot_take_own_points_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    path = waves(tmp_path / "scattered.h5", scattered=True)
+    recipes, _, left_out = fitted(path)
+    assert set(recipes) == {"fst", "perceiver-io", "transolver"}
+    assert "regular grid" in left_out["fno"]
+    assert "same points" in left_out["deeponet"]
+    assert recipes["fst"].model_name == "FST, small"  # as `fst train own/fst` on a CPU
+    with pytest.raises(DataError, match="regular grid"):
+        fitted(path, named=True)
+
+
+def test_own_points_on_a_grid_are_for_all_models(tmp_path: Path) -> None:
+    pytest.importorskip("neuralop")
+    path = waves(tmp_path / "grid.h5", scattered=False)
+    recipes, counts, left_out = fitted(path)
+    assert (len(recipes), len(counts), left_out) == (5, 5, {})
+
+
+def test_fields_of_single_models_are_changed(tmp_path: Path) -> None:
+    path = waves(tmp_path / "scattered.h5", scattered=True)
+    recipes, _, _ = fitted(
+        path, "fst.model.width=32", "fst.training.optimizer=adam", "transolver.model.slices=8"
+    )
+    assert recipes["fst"].model.width == 32
+    assert recipes["fst"].training.optimizer == "adam"
+    assert (recipes["transolver"].model.slices, recipes["transolver"].model.width) == (8, 48)
+    for change, words in {
+        "fts.model.width=3": "--set takes MODEL.FIELD=VALUE",
+        "fst.model.width": "--set takes MODEL.FIELD=VALUE",
+        "fst.model.with=3": "no field 'model.with'",
+        "fst.model=3": "no field 'model'",
+        "fst.model.width=wide": "width",
+    }.items():
+        with pytest.raises((ValueError, PretrainedError), match=words):
+            fitted(path, change)

@@ -247,7 +247,7 @@ def test_streamed_evaluation_equals_resident_validation(folder):
     ):
         assert torch.equal(batch.images, expected.images)
         assert torch.equal(batch.labels, expected.labels)
-    with pytest.raises(ValueError, match="must be None"):
+    with pytest.raises(ValueError, match="used as stored"):
         samples.batch(torch.tensor([0]), None, torch.zeros(1, 2))
 
 

@@ -106,15 +106,12 @@ class WaveSamples(Samples):
     ) -> Int[Tensor, "b k"] | None:
         return None if count is None else random_subsets(solutions, count, len(ASKED), generator)
 
+    augmented = True
+
     def augmentations(self, solutions: int, generator: torch.Generator) -> Int[Tensor, "b a"]:
         return torch.randint(2, (solutions, 1), generator=generator, device=self.device)
 
-    def batch(
-        self,
-        rows: Int[Tensor, " b"],
-        chosen: Int[Tensor, "b k"] | None = None,
-        augmentation: Int[Tensor, "b a"] | None = None,
-    ) -> Batch:
+    def gather(self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None) -> Batch:
         coefficients = self.coefficients[rows]
         if augmentation is not None:
             coefficients = coefficients * (1 - 2 * augmentation)
@@ -123,9 +120,6 @@ class WaveSamples(Samples):
         positions = OBSERVED.to(self.device).expand(len(rows), -1, -1)
         observations = Observations(positions, self._values(positions, coefficients))
         return Batch(observations, queries, self._values(queries, coefficients))
-
-    def conditions(self) -> Float[Tensor, "n c"]:
-        return self.coefficients.new_empty(len(self), 0)
 
     def statistics(self) -> Statistics:
         raise NotImplementedError

@@ -91,14 +91,13 @@ class StripeSamples(Rows):
     def to(self, device: torch.device | str) -> Self:
         return type(self)(self.images.to(device), self.labels.to(device))
 
+    augmented = True
+
     def augmentations(self, solutions: int, generator: torch.Generator) -> Float[Tensor, "b a"]:
         return torch.rand(solutions, 1, generator=generator, device=self.device)
 
-    def batch(
-        self,
-        rows: Int[Tensor, " b"],
-        chosen: Int[Tensor, "b k"] | None = None,
-        augmentation: Tensor | None = None,
+    def gather(
+        self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
     ) -> ImageBatch:
         assert chosen is None
         images = self.images[rows]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from fst.base import build_model as build
 from fst.io import FileError
@@ -21,7 +21,7 @@ from fst.training.loop import Interruption, build_accelerator
 from fst.training.optimizer import Average, build_optimizer, matrices
 from fst.training.schedules import Plateau, Stage, Stages, WarmupCosine
 from fst.training.settings import TrainingSettings
-from fst.training.trainer import Trainer
+from fst.training.trainer import Trainer, add_up
 from precision_examples import lower_precision
 from small import small_config
 from training_fakes import TinyConfig, TinyModel, WaveSamples, tiny_settings, tiny_train
@@ -299,6 +299,26 @@ def test_a_non_finite_step_is_named(
     # The steps after the poisoned one were made, but never saved.
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert saved == ["step-00000004", "step-00000006"]
+
+
+def test_a_process_that_has_ended_leaves_a_message_and_a_way_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(gradient: torch.Tensor) -> None:
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:3021\nstack")
+
+    update = Trainer.update
+
+    def alone_after_two_steps(trainer: Trainer) -> None:
+        if trainer.state.step == 2:
+            trainer.exchange = add_up
+        update(trainer)
+
+    monkeypatch.setattr(distributed, "all_reduce", broken)
+    monkeypatch.setattr(Trainer, "update", alone_after_two_steps)
+    settings = tiny_settings(checkpoint_every=2, log_every=1)
+    with pytest.raises(TrainingError, match="another process has ended.*--resume.*step-00000002"):
+        tiny_train(tmp_path / "run", settings)
 
 
 def test_a_non_finite_validation_is_named(tmp_path: Path) -> None:

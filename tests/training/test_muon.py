@@ -112,7 +112,7 @@ def test_updates_are_those_of_torch(decay: float):
             other.data.copy_(one.data)  # roundings must not add up
     for one, other in zip(parameters, twins, strict=True):
         buffer = theirs.state[other]["momentum_buffer"]
-        assert torch.allclose(ours._states[one].tensors["momentum_buffer"], buffer)
+        assert torch.allclose(ours.tensors[one]["momentum_buffer"], buffer)
 
 
 RECIPES = [

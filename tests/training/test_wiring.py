@@ -77,8 +77,8 @@ class Spoiled(WaveSamples):
 
     padding = 0.0
 
-    def batch(self, rows, chosen=None, augmentation=None) -> Batch:
-        batch = super().batch(rows, chosen, augmentation)
+    def gather(self, rows, chosen, augmentation) -> Batch:
+        batch = super().gather(rows, chosen, augmentation)
         targets = batch.targets.clone()
         targets[:, 2] = self.padding
         mask = torch.ones(targets.shape[:2], dtype=torch.bool)

@@ -28,15 +28,17 @@ from fst.commands import jobs
 from fst.commands import train as train_command
 from fst.commands.device import choose_device
 from fst.commands.evaluate import evaluate
+from fst.data.files import UnfitError
 from fst.evaluation.comparison import Comparison, Result
 from fst.evaluation.protocol import device_name
 from fst.evaluation.rows import RESULTS, ROWS
 from fst.io import read_json, write_json
 from fst.pretrained import WEIGHTS, from_json
-from fst.recipes import find
+from fst.recipes import find, own
 from fst.recipes.comparison import (
     Compilation,
     CompileMode,
+    changed,
     equal_terms,
     job_recipe,
     models_of,
@@ -145,6 +147,8 @@ def compare(
     device: str | None = None,
     compile: bool = True,
     compile_mode: CompileMode | None = None,
+    size: own.Size | None = None,
+    changes: Sequence[str] = (),
     console: Console | None = None,
     make: Callable[[str], Recipe] = find,
     launch: Callable[[ModelJob], int] = ModelJob.launch,
@@ -161,7 +165,7 @@ def compare(
     recipes = {model: equal_terms(make(name), compilation) for model, name in names.items()}
     before, chosen = jobs.read_settings(out, KIND) or {}, choose_device(device)
     path = jobs.find_data(out, next(iter(recipes.values())), data)
-    recipes, counts, left_out = _fit(recipes, path, named=bool(models))
+    recipes, counts, left_out = _fit(recipes, path, chosen, size, changes, named=bool(models))
     asked = [(model, number) for number in range(1, seeds + 1) for model in recipes]
     with held(out):
         wanted = [ModelJob(out, path, device, *each) for each in asked]
@@ -193,28 +197,60 @@ def compare(
 
 
 def _fit(
-    recipes: dict[str, Recipe], data: Path, *, named: bool
+    recipes: dict[str, Recipe],
+    data: Path,
+    device: torch.device,
+    size: own.Size | None,
+    changes: Sequence[str],
+    *,
+    named: bool,
 ) -> tuple[dict[str, Recipe], dict[str, int], dict[str, str]]:
     """The recipes fitted to the data, their parameters, and why others are left out.
 
     Only a model that nobody `named` may be left out.
     """
+    wanted = _changes_by_model(changes, recipes)
     fitted, counts, left_out = {}, {}, {}
     for model, asked in recipes.items():
         asked.data.check_options(asked)
-        recipe = asked.data.fit(asked, data)
         try:
+            if asked.task == own.TASK:
+                recipe = own.choose(asked, data, device, size).recipe
+            else:
+                recipe = asked.data.fit(asked, data)
+            recipe = changed(recipe, wanted.get(model, {}))
             with torch.device("meta"):  # shapes without numbers
                 counts[model] = parameter_count(build_model(recipe.model))
         except ImportError as error:
             if named:
                 raise TrainingError(str(error)) from None
-            left_out[model] = f"{recipe.model_name} is left out. {error}"
+            left_out[model] = f"{asked.model_name} is left out. {error}"
+        except UnfitError as error:
+            if named:
+                raise
+            left_out[model] = f"{asked.model_name} is left out. {error}"
         else:
             fitted[model] = recipe
     if not fitted:
         raise TrainingError(f"no model can be trained here: {'; '.join(left_out.values())}")
     return fitted, counts, left_out
+
+
+def _changes_by_model(
+    changes: Sequence[str], recipes: dict[str, Recipe]
+) -> dict[str, dict[str, str]]:
+    """Of `fst.model.width=64` the field and the value, for every model named."""
+    found: dict[str, dict[str, str]] = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        model, _, field = name.partition(".")
+        if not equals or model not in recipes:
+            raise ValueError(
+                f"--set takes MODEL.FIELD=VALUE such as fst.model.width=64, with a model of "
+                f"{', '.join(recipes)}; got {change!r}"
+            )
+        found.setdefault(model, {})[field] = value
+    return found
 
 
 def _settle(

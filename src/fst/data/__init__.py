@@ -1,4 +1,4 @@
-"""Data: laws and solvers, files, splits, and the batches that training and evaluation take.
+"""Data: equations and solvers, files, splits, and the batches that training and evaluation take.
 
 `burgers` and `darcy` make samples; `BurgersData`, `DarcyData` and `PointData` are what a recipe
 says about its data; `write_points` and `read_points` are for a user's own. `ImageData` is for

@@ -1,4 +1,4 @@
-"""Viscous Burgers on the circle: u_t + (u²/2)_x = (ν/π) u_xx on (0,1), the law of PDEBench.
+"""Viscous Burgers on the circle: u_t + (u²/2)_x = (ν/π) u_xx on (0,1), as in PDEBench.
 
 Enters: a count and a seed, or initial values at the cell centres with a viscosity ν and times.
 Leaves: initial values (`sample_initial`), or the solution at the cell centres (`solve`).
@@ -31,14 +31,14 @@ VISCOSITIES = (0.001, 0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 1.0, 2.0, 4
 COURANT = 0.4951
 _OFF_TIES = 0.9999
 
-# Below this ν the law's shocks are thinner than a cell of the 1,024-cell grid; the solver then
+# Below this ν shocks are thinner than a cell of the 1,024-cell grid; the solver then
 # divides each cell in three and saves the middle one, whose centre is the cell's. Not so on grids
 # too coarse for the shocks even then, where sampling a third of a cell could let the saved
 # variation grow. Either way a finer grid never means a coarser computation.
 THIN_SHOCKS_BELOW = 0.003
 DIVIDED_FROM_CELLS = 256
 
-_DRAWS = 16  # numbers reserved for each sample, of which the law uses 14
+_DRAWS = 16  # numbers reserved for each sample, of which the initial conditions use 14
 # The time between two choices of the frame and the number of substeps, at most.
 _LONGEST_WINDOW = 0.05
 # Cells advanced together: on a CPU few enough for its cache, on a GPU enough to keep it busy.
@@ -59,7 +59,7 @@ def saved_times(count: int = 201, final: float = 2.0) -> Float[Tensor, " count"]
 def sample_initial(
     count: int, points: int, seed: int, *, start: int = 0
 ) -> Float[Tensor, "count points"]:
-    """Samples `start` to `start + count` of the initial law at the cell centres, float64.
+    """Samples `start` to `start + count` of the initial conditions at the cell centres, float64.
 
     Four sine modes with random amplitudes and phases. Two draws from {1, 2, 3, 4} choose the wave
     numbers; a mode drawn twice has twice its number, a mode not drawn adds a constant. One sample
@@ -79,7 +79,7 @@ def sample_initial(
     drawn = (4 * draws[:, 8:10]).floor() + 1  # count 2
     times_drawn = (drawn[:, :, None] == modes).sum(dim=1)
     x = cell_centers(points)
-    # The law's own period is the distance of the outermost centres: one cell short of the domain.
+    # Their own period is the distance of the outermost centres: one cell short of the domain.
     wave_number = 2 * math.pi * modes * times_drawn / (x[-1] - x[0])
     sign = torch.where(draws[:, 11:12] < 0.5, 1.0, -1.0)
     left = 0.100 + 0.035 * draws[:, 13:14]
@@ -137,8 +137,8 @@ def solve(
     with _one_thread():
         for subcells, part in parts:
             trajectory = _trajectory(values[part], viscosities[part], moments, subcells)
-            for place, state in enumerate(trajectory):
-                solution[part, place] = state
+            for number, state in enumerate(trajectory):
+                solution[part, number] = state
                 done += len(part)
                 if progress is not None:
                     progress(done, total)
@@ -296,10 +296,8 @@ def _advance(
         moving[:now] = _filtered(advected, factors)[:now]
     moving += window.velocity
 
-    place = torch.empty_like(window.order)
-    place[window.order] = torch.arange(len(place), device=place.device)
-    column = torch.arange(cells, device=place.device) - window.shift[:, None]
-    return moving[place[:, None], column.remainder_(cells)]
+    column = torch.arange(cells, device=values.device) - window.shift[:, None]
+    return moving[window.order.argsort()[:, None], column.remainder_(cells)]
 
 
 def _damping(duration: Float[Tensor, "b 1"], cells: int) -> Float[Tensor, "b k"]:

@@ -37,12 +37,12 @@ from fst.data.files import (
 )
 from fst.data.samples import (
     BurgersSamples,
+    MovedSamples,
     Samples,
     Statistics,
     boundary_observation_indices,
     index_coordinates,
     index_product,
-    random_moves,
     subset_indices,
 )
 from fst.data.source import (
@@ -280,7 +280,7 @@ class BurgersData(MadeData):
         )
 
 
-class PeriodicSamples(BurgersSamples):
+class PeriodicSamples(MovedSamples, BurgersSamples):
     """Training samples moved by u(t, x) → u(t, x + s) and u(t, x) → −u(t, −x).
 
     Both map solutions of the periodic equation to solutions. On cell centres a shift by whole cells
@@ -299,24 +299,19 @@ class PeriodicSamples(BurgersSamples):
         supervised = whole.on_grid(supervision or whole.grid)
         super().__init__(**supervised._parts())
         self.whole = whole
+        self.moves = whole.grid[1], 2  # a shift in whole cells, and 1 where it is then reflected
         self.supervised = index_product(self.held)
         self.observed = boundary_observation_indices(*whole.grid).to(whole.device)
 
     def to(self, device: torch.device | str) -> Self:
         return type(self)(self.whole.to(device), self.grid_shape)
 
-    def augmentations(self, solutions: int, generator: torch.Generator) -> Int[Tensor, "b 2"]:
-        """For each row a shift in whole cells, and 1 where the shifted solution is reflected."""
-        return random_moves((self.grid[1], 2), solutions, generator)
-
-    def _gather(
-        self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
+    def moved(
+        self, rows: Tensor, chosen: Tensor | None, augmentation: Int[Tensor, "b 2"]
     ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
-        if augmentation is None:
-            augmentation = rows.new_zeros(len(rows), 2)
         asked = self.supervised if chosen is None else self.supervised[chosen]
-        moved = [self._moved(rows, where, augmentation) for where in (self.observed, asked)]
-        return moved[0], moved[1]
+        observed = self._moved(rows, self.observed, augmentation)
+        return observed, self._moved(rows, asked, augmentation)
 
     def _moved(
         self, rows: Int[Tensor, " b"], where: Int[Tensor, "*b k 2"], augmentation: Tensor

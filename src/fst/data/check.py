@@ -6,7 +6,6 @@ description, in words and numbers. Every number is read, and every image decoded
 
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from fst.data import burgers_data, darcy_data, point_files, point_samples
 from fst.data.files import DataError, Provenance, reading_hdf5
 from fst.data.image_data import TRAIN, VAL
-from fst.data.image_decoding import ImageError, decoding, default_threads, read
+from fst.data.image_decoding import looked_through
 from fst.data.images import (
     LabelledImages,
     Skipped,
@@ -33,7 +32,6 @@ from fst.data.samples import RunningMoments
 from fst.data.source import SPLITS, Partition
 
 _BLOCK_SAMPLES = 256
-_BLOCK_IMAGES = 512
 _PATTERNS = ("*.hdf5", "*.h5", "*.pt")
 
 
@@ -209,7 +207,8 @@ def check_images(path: Path) -> Iterator[Description]:
 
 
 def _check_split(images: LabelledImages) -> Description:
-    seen = _image_sizes(images)
+    blocks = looked_through(images.files, images.rows, lambda image: image.size)
+    seen = [size for block in blocks for size in block]
     sizes = [size for size in seen if not isinstance(size, Skipped)]
     skipped = [*images.files.problems, *(item for item in seen if isinstance(item, Skipped))]
     good = set(images.labels[[not isinstance(item, Skipped) for item in seen]].tolist())
@@ -228,22 +227,3 @@ def _check_split(images: LabelledImages) -> Description:
     if lost:
         facts.append(("classes without a good image", listed(lost)))
     return Description(images.files.source, "images in classes", tuple(facts))
-
-
-def _image_sizes(images: LabelledImages) -> list[tuple[int, int] | Skipped]:
-    """The size of each image, or what is wrong with it."""
-
-    def one(row: int) -> tuple[int, int] | Skipped:
-        try:
-            with decoding(read(images.files, row)) as image:
-                return image.size
-        except ImageError as error:
-            return Skipped(images.files.title(row), str(error))
-
-    seen: list[tuple[int, int] | Skipped] = []
-    with ThreadPoolExecutor(default_threads()) as pool:
-        rows = images.rows.tolist()
-        # A block at a time: work that is queued all at once cannot be interrupted.
-        for start in range(0, len(rows), _BLOCK_IMAGES):
-            seen += pool.map(one, rows[start : start + _BLOCK_IMAGES])
-    return seen

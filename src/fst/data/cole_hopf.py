@@ -21,7 +21,7 @@ from torch import Tensor
 
 # Quadrature nodes to a standard deviation of the narrowest weight: the equally spaced rule is then
 # wrong by about exp(-2π² · this²).
-_NODES_PER_DEVIATION = 1.5
+_NODES_PER_STD = 1.5
 _LARGEST_EXPONENT = 40.0  # terms smaller than its negative exponential are below rounding
 _WEIGHTS_AT_ONCE = 2**22
 # Where logarithms of weights differ by less than this, a Fourier transform keeps 11 digits.
@@ -46,9 +46,9 @@ def exact_solution(
     samples = values - mean[:, None]
     where = positions.to(values)
     solution = values.new_empty(len(values), len(times), len(where))
-    for place, time in enumerate(times.tolist()):
+    for number, time in enumerate(times.tolist()):
         if time == 0:
-            solution[:, place] = _interpolated(values, where)
+            solution[:, number] = _interpolated(values, where)
             continue
         nodes = _node_count(samples, diffusivity, time)
         density = _resampled(samples, nodes)
@@ -58,7 +58,7 @@ def exact_solution(
             for part in (where - mean[row] * time).split(max(1, _WEIGHTS_AT_ONCE // nodes)):
                 weights = _weights(part, potential[row], diffusivity * time)
                 fluctuation.append((weights @ density[row]) / weights.sum(dim=1))
-            solution[row, place] = mean[row] + torch.cat(fluctuation)
+            solution[row, number] = mean[row] + torch.cat(fluctuation)
     return solution
 
 
@@ -156,8 +156,8 @@ def _node_count(samples: Float[Tensor, "b n"], diffusivity: float, time: float) 
     """A multiple of n that resolves the narrowest weight: precision (1/t + max v₀') / 2κ."""
     points = samples.shape[1]
     slope = (samples.roll(-1, dims=1) - samples).max().item() * points
-    deviation = math.sqrt(2 * diffusivity / (1 / time + max(slope, 0.0)))
-    return points * max(1, math.ceil(_NODES_PER_DEVIATION / (deviation * points)))
+    std = math.sqrt(2 * diffusivity / (1 / time + max(slope, 0.0)))
+    return points * max(1, math.ceil(_NODES_PER_STD / (std * points)))
 
 
 def _frequencies(points: int, like: Tensor) -> Float[Tensor, " k"]:

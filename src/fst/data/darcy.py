@@ -1,6 +1,6 @@
 """Darcy flow with a two-valued coefficient: −∇·(a∇u) = 1 on [0,1]², u = 0 on the boundary.
 
-The law of the NeuralOperator data. a = 0.36 where the Gaussian field
+The problem of the NeuralOperator data. a = 0.36 where the Gaussian field
 
     g(x, y) = Σ_{(p,q) ≠ 0} ξ_pq (π²(p² + q²) + τ²)^(−α/2) c_p c_q cos(πpx) cos(πqy)
 
@@ -48,7 +48,7 @@ class Report(NamedTuple):
     """A solve's price and quality, for each sample."""
 
     iterations: Int[Tensor, " b"]
-    residual: Float[Tensor, " b"]  # ‖f − Au‖₂ / ‖f‖₂ at the interior nodes
+    residual: Float[Tensor, " b"]  # ‖f − Au‖₂ / ‖f‖₂ at the interior nodes, from the solution
 
 
 def sample_field(
@@ -112,10 +112,9 @@ def solve(
     of many orders of magnitude, or a tolerance finer than rounding allows) a ValueError names the
     residual reached.
     """
-    solution, _ = solve_with_report(
+    return solve_with_report(
         coefficient, source=source, tolerance=tolerance, max_iterations=max_iterations
-    )
-    return solution
+    )[0]
 
 
 def solve_with_report(
@@ -141,14 +140,14 @@ def solve_with_report(
     if not forcing.isfinite().all():
         raise ValueError("source must be finite, got NaN or infinite values")
     forcing = forcing.expand(coefficient.shape)[:, 1:-1, 1:-1].contiguous()
-    iterate = conjugate_gradients(
+    solution, report = conjugate_gradients(
         divergence_form(coefficient),
         inverse_laplacian(coefficient.shape[-1], coefficient.device),
         forcing,
         tolerance,
         max_iterations,
     )
-    reached = iterate.residual.amax().item() if len(coefficient) else 0.0
+    reached = report.residual.amax().item() if len(coefficient) else 0.0
     if not reached <= tolerance:
         contrast = (coefficient.amax(dim=(1, 2)) / coefficient.amin(dim=(1, 2))).amax().item()
         raise ValueError(
@@ -156,7 +155,7 @@ def solve_with_report(
             f"not the tolerance {tolerance:.1e}; the coefficient's contrast (max/min) is "
             f"{contrast:.1e}: raise max_iterations or tolerance"
         )
-    return pad(iterate.solution, (1, 1, 1, 1)), Report(iterate.iterations, iterate.residual)
+    return pad(solution, (1, 1, 1, 1)), report
 
 
 def check_coefficient(coefficient: Tensor) -> None:
@@ -219,14 +218,6 @@ def generate(
 Operator = Callable[[Tensor], Tensor]
 
 
-class Iterate(NamedTuple):
-    """What conjugate gradients return, each entry for each sample of the batch."""
-
-    solution: Float[Tensor, "b n n"]
-    iterations: Int[Tensor, " b"]
-    residual: Float[Tensor, " b"]  # ‖f − Au‖₂ / ‖f‖₂, recomputed from the solution
-
-
 def sine_transform(field: Float[Tensor, "... n"]) -> Float[Tensor, "... n"]:
     """Σ_j field_j sin(π j k / N) for j, k = 1..N−1 along the last axis; twice it is N/2 times 1."""
     size = field.shape[-1]
@@ -273,7 +264,7 @@ def conjugate_gradients(
     source: Float[Tensor, "b n n"],
     tolerance: float,
     max_iterations: int,
-) -> Iterate:
+) -> tuple[Float[Tensor, "b n n"], Report]:
     """Solves A u = f, batched, until each sample has ‖f − A u‖ ≤ tolerance ‖f‖.
 
     A sample that has got there stops changing, so a batch does not alter its members. The residual
@@ -308,7 +299,7 @@ def conjugate_gradients(
             previous = torch.full_like(target, torch.inf)
     residual = source - operator(solution)
     relative = _norm(residual) / _norm(source).clamp_min(torch.finfo(source.dtype).tiny)
-    return Iterate(solution, iterations, relative.flatten())
+    return solution, Report(iterations, relative.flatten())
 
 
 def iteration_bound(contrast: float, nodes: int, tolerance: float) -> int:

@@ -39,7 +39,7 @@ from fst.data.files import (
     reading_hdf5,
     writing,
 )
-from fst.data.samples import GridSamples, Samples, random_moves
+from fst.data.samples import GridSamples, MovedSamples, Samples
 from fst.data.source import MadeData, Partition, TestSplit
 from fst.io import publish
 from fst.types import check_fields
@@ -248,7 +248,7 @@ class DarcyData(MadeData):
             plan.part.unlink()
 
 
-class SquareSamples(GridSamples):
+class SquareSamples(MovedSamples):
     """Training samples moved by the symmetries of the square, under which the equation is the same.
 
     Swapping the axes is exact on any square grid. A reflection is not, if it only reverses the
@@ -273,6 +273,7 @@ class SquareSamples(GridSamples):
         super().__init__(**plain._parts())
         self.coefficients = coefficients
         self.solutions = solutions
+        self.moves = solutions.shape[1], 2  # a stored reflection, and 1 where the axes are swapped
         size = solutions.shape[-1]
         order = torch.arange(size**2, device=solutions.device).reshape(size, size)
         self.orders = torch.stack([order.flatten(), order.mT.flatten()])
@@ -280,15 +281,9 @@ class SquareSamples(GridSamples):
     def to(self, device: torch.device | str) -> Self:
         return type(self)(self.coefficients.to(device), self.solutions.to(device))
 
-    def augmentations(self, solutions: int, generator: torch.Generator) -> Int[Tensor, "b 2"]:
-        """For each row the number of a stored reflection, and 1 where the axes are swapped."""
-        return random_moves((self.solutions.shape[1], 2), solutions, generator)
-
-    def _gather(
-        self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
+    def moved(
+        self, rows: Tensor, chosen: Tensor | None, augmentation: Int[Tensor, "b 2"]
     ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
-        if augmentation is None:
-            augmentation = rows.new_zeros(len(rows), 2)
         reflection, swapped = augmentation[:, :1], augmentation[:, 1]
         order = self.orders[swapped]  # b r²: where each point of the moved field is stored
         asked = order if chosen is None else order.gather(1, chosen)

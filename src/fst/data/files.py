@@ -37,6 +37,10 @@ class DataError(FileError):
     """A data file is missing, damaged, of another layout, or cannot be written."""
 
 
+class UnfitError(DataError):
+    """Data that a model cannot take; another model may."""
+
+
 @contextmanager
 def reading(path: Path, expected: str) -> Iterator[None]:
     """Name the file, and what it was expected to be, when reading it fails."""

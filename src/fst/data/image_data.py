@@ -42,7 +42,8 @@ class ImageData(DataSource, ImageAugmentation):
 
     With `held_out` = 0, as in the paper, checkpoints are selected on the `val` images, on which the
     result is then reported: the number reported is the best of many. With `held_out` above 0 they
-    are selected on training images set aside, and `val` is a test set proper.
+    are selected on training images set aside, and `val` is a test set proper. The settings of the
+    augmentation are options like the others, and inherited for that.
     """
 
     own = "images of yours: add --data FOLDER"
@@ -98,6 +99,8 @@ class ImageData(DataSource, ImageAugmentation):
 
     def count_held_out(self, folder: Path) -> int:
         """How many training images are set aside."""
+        if self.held_out is not None:
+            return self.held_out
         return self._count_held_out(find_split(folder, TRAIN))
 
     def prepare(
@@ -145,19 +148,17 @@ class ImageData(DataSource, ImageAugmentation):
         What the paper reports is about ImageNet's classes.
         """
         changed: Any = recipe
-        count = self.count_held_out(folder) if self.held_out is None else self.held_out
         names = self.describe(folder)
-        changed = replace(
+        fitted: Recipe = replace(
             changed,
-            data=replace(self, held_out=count),
+            data=replace(self, held_out=self.count_held_out(folder)),
             model=replace(changed.model, class_names=names),
         )
         if len(names) != PAPER_CLASSES:
-            evaluation = replace(changed.evaluation, paper_errors=())
-            changed = replace(
+            changed, evaluation = fitted, changed.evaluation.without_paper()
+            fitted = replace(
                 changed, evaluation=evaluation, paper_parameters=None, paper_error=None
             )
-        fitted: Recipe = changed
         return fitted
 
     def shown(self, recipe: Recipe) -> Recipe:
@@ -248,9 +249,8 @@ class ImageData(DataSource, ImageAugmentation):
         return True
 
     def _count_held_out(self, train: LabelledImages) -> int:
-        if self.held_out is not None:
-            return self.held_out
-        return max(int((train.counts > 1).sum()), round(_HELD_OUT * len(train)), 1)
+        least = max(int((train.counts > 1).sum()), round(_HELD_OUT * len(train)), 1)
+        return least if self.held_out is None else self.held_out
 
     def _hold_out(self, train: LabelledImages) -> tuple[LabelledImages, LabelledImages | None]:
         if self.held_out == 0:

@@ -7,12 +7,12 @@ EXIF orientation says. What cannot be decoded whole is left out, with its name a
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from fst.data.files import DataError
 from fst.data.images import ImageFiles, LabelledImages, Skipped, listed
 from fst.terminal import printable
 
+Seen = TypeVar("Seen")
 # Images decoded between two copies to the device: bounds what is held twice.
 _BLOCK = 512
 # Pillow reads dozens of kinds, some with programs of their own: Ghostscript for PostScript.
@@ -167,15 +168,6 @@ def _scaled(image_size: tuple[int, int], short: int) -> tuple[int, int]:
     return round(image_size[0] * short / least), round(image_size[1] * short / least)
 
 
-def read_view(files: ImageFiles, row: int, view: View) -> UInt8[np.ndarray, "3 h w"] | Skipped:
-    """One image, or why there is none."""
-    try:
-        with decoding(read(files, row)) as image:
-            return view(image)
-    except ImageError as error:
-        return Skipped(files.title(row), str(error))
-
-
 def read(files: ImageFiles, row: int) -> bytes:
     """The bytes of an image; `ImageError` where the disk does not give them."""
     try:
@@ -184,20 +176,40 @@ def read(files: ImageFiles, row: int) -> bytes:
         raise ImageError(f"cannot be read ({error.strerror or error})") from error
 
 
+def looked_through(
+    files: ImageFiles,
+    rows: Int[np.ndarray, " n"],
+    look: Callable[[Image.Image], Seen],
+    threads: int | None = None,
+) -> Iterator[list[Seen | Skipped]]:
+    """What `look` makes of each image, or why there is none, a block of images at a time."""
+
+    def one(row: int) -> Seen | Skipped:
+        try:
+            with decoding(read(files, row)) as image:
+                return look(image)
+        except ImageError as error:
+            return Skipped(files.title(row), str(error))
+
+    with ThreadPoolExecutor(threads or default_threads()) as pool:
+        # A block at a time: work that is queued all at once cannot be interrupted.
+        for start in range(0, len(rows), _BLOCK):
+            yield list(pool.map(one, rows[start : start + _BLOCK].tolist()))
+
+
 def decoded(
     files: ImageFiles, rows: Int[np.ndarray, " n"], view: View, threads: int | None = None
 ) -> Iterator[tuple[Int[np.ndarray, " b"], UInt8[Tensor, "b 3 h w"], list[Skipped]]]:
     """Blocks of decoded images: which of `rows` (by position), pixels, and what was left out."""
-    with ThreadPoolExecutor(threads or default_threads()) as pool:
-        for start in range(0, len(rows), _BLOCK):
-            block = rows[start : start + _BLOCK]
-            views = list(pool.map(lambda row: read_view(files, int(row), view), block))
-            good = [(place, v) for place, v in enumerate(views) if not isinstance(v, Skipped)]
-            images = torch.empty(len(good), 3, *view.crop, dtype=torch.uint8)
-            for number, (_, pixels) in enumerate(good):
-                images[number] = torch.from_numpy(pixels)
-            which = np.array([start + place for place, _ in good], dtype=np.int64)
-            yield which, images, [v for v in views if isinstance(v, Skipped)]
+    start = 0
+    for views in looked_through(files, rows, view, threads):
+        good = [(start + n, v) for n, v in enumerate(views) if not isinstance(v, Skipped)]
+        images = torch.empty(len(good), 3, *view.crop, dtype=torch.uint8)
+        for number, (_, pixels) in enumerate(good):
+            images[number] = torch.from_numpy(pixels)
+        which = np.array([position for position, _ in good], dtype=np.int64)
+        yield which, images, [v for v in views if isinstance(v, Skipped)]
+        start += len(views)
 
 
 def decode_all(
@@ -212,21 +224,6 @@ def decode_all(
     skipped = list(images.files.problems)
     kept: list[np.ndarray] = []
     filled = 0
-    title = printable(f"decoding {images.files.source.name}")
-    for which, block, missing in _shown(images, view, console, threads, title):
-        pixels[filled : filled + len(block)] = block.to(device)
-        filled += len(block)
-        kept.append(which)
-        skipped += missing
-    if filled == 0:
-        reasons = listed([f"{item.name} {item.reason}" for item in skipped])
-        raise DataError(f"{images.files.source}: no image could be decoded: {reasons}")
-    return pixels[:filled], images.take(np.concatenate(kept)), tuple(skipped)
-
-
-def _shown(
-    images: LabelledImages, view: View, console: Console, threads: int | None, title: str
-) -> Iterator[tuple[np.ndarray, Tensor, list[Skipped]]]:
     columns = (
         TextColumn("{task.description}", markup=False),
         MofNCompleteColumn(),
@@ -234,10 +231,18 @@ def _shown(
     )
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        title = printable(f"decoding {images.files.source.name}")
         task = progress.add_task(title, total=len(images))
-        for block in decoded(images.files, images.rows, view, threads):
-            yield block
-            progress.advance(task, len(block[1]) + len(block[2]))
+        for which, block, missing in decoded(images.files, images.rows, view, threads):
+            pixels[filled : filled + len(block)] = block.to(device)
+            filled += len(block)
+            kept.append(which)
+            skipped += missing
+            progress.advance(task, len(block) + len(missing))
+    if filled == 0:
+        reasons = listed([f"{item.name} {item.reason}" for item in skipped])
+        raise DataError(f"{images.files.source}: no image could be decoded: {reasons}")
+    return pixels[:filled], images.take(np.concatenate(kept)), tuple(skipped)
 
 
 def report(

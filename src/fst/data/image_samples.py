@@ -81,10 +81,10 @@ class TimmTransform:
             std=IMAGENET_STD,
         )
         self._mean = torch.tensor(IMAGENET_MEAN)[:, None, None]
-        self._deviation = torch.tensor(IMAGENET_STD)[:, None, None]
+        self._std = torch.tensor(IMAGENET_STD)[:, None, None]
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "3 h w"]:
-        transformed: Tensor = self.transform(image) * self._deviation + self._mean
+        transformed: Tensor = self.transform(image) * self._std + self._mean
         return transformed
 
 
@@ -177,19 +177,18 @@ class ResidentImages(LabelledRows):
         """Random numbers for each of `solutions` images; None where none are asked for."""
         return None if self.augmentation is None else self.augmentation.draw(solutions, generator)
 
-    def batch(
-        self,
-        rows: Int[Tensor, " b"],
-        chosen: Int[Tensor, "b k"] | None = None,
-        augmentation: Float[Tensor, "b a"] | None = None,
+    @property
+    def augmented(self) -> bool:
+        return self.augmentation is not None
+
+    def gather(
+        self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
     ) -> ImageBatch:
         if chosen is not None:
             raise ValueError("chosen was given, but an image has no queries to choose from")
         pixels = self.pixels[rows]
-        if augmentation is None:
+        if augmentation is None or self.augmentation is None:
             images = self._central(pixels)
-        elif self.augmentation is None:
-            raise ValueError("augmentation was given, but these images are used as stored")
         else:
             images = self.augmentation(pixels, augmentation)
         return ImageBatch(images, self.labels[rows])
@@ -246,15 +245,12 @@ class StreamedImages(Streamed, LabelledRows):
     def __getitem__(self, asked: Asked) -> tuple[Tensor, Tensor, list[Skipped]]:
         return _collated(self._decoded(row, asked.seed) for row in asked.rows.tolist())
 
-    def batch(
-        self,
-        rows: Int[Tensor, " b"],
-        chosen: Int[Tensor, "b k"] | None = None,
-        augmentation: Tensor | None = None,
+    def gather(
+        self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
     ) -> ImageBatch:
         """The evaluation views of the given rows, decoded by several threads."""
-        if chosen is not None or augmentation is not None:
-            raise ValueError("chosen and augmentation must be None: streamed rows have neither")
+        if chosen is not None:
+            raise ValueError("chosen was given, but an image has no queries to choose from")
         with ThreadPoolExecutor(max(1, self.workers)) as pool:
             items = pool.map(self._decoded, rows.tolist())
             return self.received(_collated(items)).to(self._device)

@@ -78,17 +78,17 @@ class TarFiles(ImageFiles):
     """Image files inside tars: which tar, where it starts there, and how long it is."""
 
     archives: tuple[Path, ...]
-    places: Int[np.ndarray, "n 3"]
+    spans: Int[np.ndarray, "n 3"]
 
     def read(self, row: int) -> bytes:
-        archive, offset, size = self.places[row].tolist()
+        archive, offset, size = self.spans[row].tolist()
         with self.archives[archive].open("rb") as file:
             file.seek(offset)
             content: bytes = file.read(size)
             return content
 
     def title(self, row: int) -> str:
-        return f"{self.archives[self.places[row, 0]].name}: {self.names[row]}"
+        return f"{self.archives[self.spans[row, 0]].name}: {self.names[row]}"
 
 
 @dataclass(frozen=True)
@@ -251,34 +251,34 @@ def _open_classes(folder: Path) -> FolderFiles:
 
 
 def _walk(root: Path, folder: Path) -> Iterable[str]:
-    for place, folders, files in os.walk(folder):
+    for path, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not _is_hidden(name)]
         # The folders of the first level may be links, as class folders often are.
-        if place == str(root):
+        if path == str(root):
             linked = [name for name in folders if (root / name).is_symlink()]
             for name in linked:
                 yield from _walk(root, root / name)
-        inside = Path(place).relative_to(root)
+        inside = Path(path).relative_to(root)
         yield from ((inside / name).as_posix() for name in files if _is_image(name))
 
 
 def _open_tars(source: Path, archives: Sequence[Path]) -> TarFiles:
     names: list[str] = []
-    places: list[tuple[int, int, int]] = []
+    spans: list[tuple[int, int, int]] = []
     problems: list[Skipped] = []
     for number, archive in enumerate(archives):
         state = archive.stat()
         members, found = _index(archive, state.st_mtime_ns, state.st_size)
         problems += found
         names += members
-        places += [(number, *place) for place in members.values()]
-    order = sorted(range(len(names)), key=lambda row: (names[row], places[row]))
+        spans += [(number, *span) for span in members.values()]
+    order = sorted(range(len(names)), key=lambda row: (names[row], spans[row]))
     return TarFiles(
         source,
         tuple(names[row] for row in order),
         tuple(problems),
         tuple(archives),
-        np.array([places[row] for row in order], dtype=np.int64).reshape(-1, 3),
+        np.array([spans[row] for row in order], dtype=np.int64).reshape(-1, 3),
     )
 
 

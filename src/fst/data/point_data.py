@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from rich.console import Console
 
-from fst.data.files import DataError
+from fst.data.files import DataError, UnfitError
 from fst.data.image_decoding import default_threads
 from fst.data.point_files import BLOCK, PointFile, Points, check_trainable, read_points
 from fst.data.point_samples import PointSamples, StreamedPoints
@@ -225,7 +225,7 @@ def _decided(file: PointFile, model: Any) -> dict[str, Any]:
             found[setting] = count
         elif count != taken:
             words = setting.replace("_", " ")
-            raise DataError(f"{file.path}: {name} takes {taken} {words}, this file has {count}")
+            raise UnfitError(f"{file.path}: {name} takes {taken} {words}, this file has {count}")
     if hasattr(model, "grid"):
         found["grid"] = _grid(file, name)
     if hasattr(model, "observations"):
@@ -242,7 +242,7 @@ def _shared_observations(file: PointFile, name: str) -> int:
         for rows in _blocks(file)
     ):
         return len(first)
-    raise DataError(
+    raise UnfitError(
         f"{file.path}: {name} needs every sample to be observed at the same points, and those of "
         "this file differ; own/fst takes any points"
     )
@@ -263,7 +263,7 @@ def _grid(file: PointFile, name: str) -> tuple[int, ...]:
         on_grid(file.queries(rows).positions) and on_grid(file.observations(rows).positions)
         for rows in _blocks(file)
     ):
-        raise DataError(
+        raise UnfitError(
             f"{file.path}: {name} needs all points on one regular grid over the whole domain, and "
             "those of this file are scattered; own/fst takes any points"
         )

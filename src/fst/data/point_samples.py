@@ -113,7 +113,6 @@ class PointSamples(Samples):
         self.condition = condition
         self.value_channels = observed.values.shape[1]
         self.output_channels = queried.values.shape[1]
-        self.condition_channels = 0 if condition is None else condition.shape[1]
 
     @classmethod
     def read(cls, file: PointFile, rows: np.ndarray, *, learned: bool = False) -> Self:
@@ -171,14 +170,7 @@ class PointSamples(Samples):
         width = count + self._spare
         return random_subsets(solutions, width, max(width, self.queried.longest), generator)
 
-    def batch(
-        self,
-        rows: Int[Tensor, " b"],
-        chosen: Int[Tensor, "b k"] | None = None,
-        augmentation: Int[Tensor, "b a"] | None = None,
-    ) -> Batch:
-        if augmentation is not None:
-            raise ValueError("augmentation was given, but these samples are used as stored")
+    def gather(self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None) -> Batch:
         if chosen is not None and self._spare:
             absent = chosen >= self.queried.sizes[rows, None]
             # Stable: targets that exist come first and keep their random order.
@@ -188,11 +180,6 @@ class PointSamples(Samples):
         condition = None if self.condition is None else self.condition[rows]
         observations = Observations(positions, values, condition, mask)
         return Batch(observations, *self.queried.take(rows, chosen))
-
-    def conditions(self) -> Float[Tensor, "n c"]:
-        if self.condition is None:
-            return self.queried.values.new_empty(len(self), 0)
-        return self.condition
 
     def statistics(self) -> Statistics:
         """One mean and standard deviation for each channel; 1 for a constant channel."""
@@ -228,10 +215,10 @@ class StreamedPoints(Streamed, Samples):
         self.domain = file.domain
         self.value_channels = file.value_channels
         self.output_channels = file.output_channels
-        self.condition_channels = file.condition_channels
         self._observed = _limits(file.observation_offsets, rows)
         self._queried = _limits(file.query_offsets, rows)
-        self._conditions = file.conditions(rows)
+        condition = file.conditions(rows)
+        self.condition = None if condition is None else torch.from_numpy(condition)
         self._statistics: Statistics | None = None
         self._opened: tuple[int, h5py.File] | None = None
 
@@ -251,9 +238,7 @@ class StreamedPoints(Streamed, Samples):
             chosen = _drawn(queried.sizes, index, asked.queries, asked.seed)
         every = torch.arange(len(rows))
         positions, values, mask = _ragged(observed, self._observed).take(every)
-        condition = None
-        if self._conditions is not None:
-            condition = torch.from_numpy(self._conditions[index])
+        condition = None if self.condition is None else self.condition[index]
         observations = Observations(positions, values, condition, mask)
         return Batch(observations, *_ragged(queried, limits).take(every, chosen))
 
@@ -263,11 +248,6 @@ class StreamedPoints(Streamed, Samples):
             with reading(self.file.path, LAYOUT):
                 self._opened = os.getpid(), h5py.File(self.file.path, "r")
         return self._opened[1]
-
-    def conditions(self) -> Float[Tensor, "n c"]:
-        if self._conditions is None:
-            return torch.empty(len(self), 0)
-        return torch.from_numpy(self._conditions)
 
     def statistics(self) -> Statistics:
         return self.look_through(learned=False) if self._statistics is None else self._statistics

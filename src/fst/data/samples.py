@@ -97,6 +97,11 @@ class Rows(ABC):
     streamed: ClassVar[bool] = False
     """Whether training reads batches by `iterate`, and lets the plan say what is random."""
 
+    @property
+    def augmented(self) -> bool:
+        """Whether samples can be changed at random."""
+        return False
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -123,14 +128,23 @@ class Rows(ABC):
         del solutions, generator
         return None
 
-    @abstractmethod
     def batch(
         self,
         rows: Int[Tensor, " b"],
         chosen: Int[Tensor, "b k"] | None = None,
         augmentation: Tensor | None = None,
     ) -> Any:
-        """The given rows, at the `chosen` targets (all of them when None)."""
+        """The given rows, at the `chosen` targets (all of them when None).
+
+        `chosen` and `augmentation` come from the two methods above.
+        """
+        if augmentation is not None and not self.augmented:
+            raise ValueError("augmentation was given, but these samples are used as stored")
+        return self.gather(rows, chosen, augmentation)
+
+    @abstractmethod
+    def gather(self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None) -> Any:
+        """What `batch` returns, once it is known that the augmentation is these samples' own."""
 
     def iterate(self, plan: Iterable[tuple[Any, ...]]) -> Generator[Any, None, None]:
         """A batch on the device for each entry of the plan (see `Asked`), in its order."""
@@ -142,7 +156,7 @@ class Rows(ABC):
         return self.iterate(Asked(part) for part in parts)
 
     def describe(self) -> dict[str, Any]:
-        """Enough of training data to notice when others have taken their place, as JSON values."""
+        """Enough of training data to notice when they are replaced by others, as JSON values."""
         return {"training_samples": len(self)}
 
     def left_out(self) -> dict[str, Any]:
@@ -179,15 +193,10 @@ class Streamed(Rows):
         """What a worker has read, as this process hands it on."""
         return batch
 
-    def batch(
-        self,
-        rows: Int[Tensor, " b"],
-        chosen: Int[Tensor, "b k"] | None = None,
-        augmentation: Tensor | None = None,
-    ) -> Any:
+    def gather(self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None) -> Any:
         """The given rows with all of their targets, read at once."""
-        if chosen is not None or augmentation is not None:
-            raise ValueError("chosen and augmentation must be None: streamed rows have neither")
+        if chosen is not None:
+            raise ValueError("chosen must be None: streamed rows are read with all their targets")
         return self.received(self[Asked(rows)]).to(self._device)
 
     def iterate(self, plan: Iterable[tuple[Any, ...]]) -> Generator[Any, None, None]:
@@ -227,7 +236,7 @@ class Samples(Rows):
     domain: Domain
     value_channels: int
     output_channels: int
-    condition_channels: int
+    condition: Float[Tensor, "n c"] | None = None
 
     @property
     def grid_shape(self) -> tuple[int, ...] | None:
@@ -238,17 +247,14 @@ class Samples(Rows):
         """The same samples at fewer points of their grid."""
         raise ValueError(f"a {counts} grid was asked for, but these samples lie on no grid")
 
-    @abstractmethod
-    def batch(
-        self,
-        rows: Int[Tensor, " b"],
-        chosen: Int[Tensor, "b k"] | None = None,
-        augmentation: Int[Tensor, "b a"] | None = None,
-    ) -> Batch: ...
-
-    @abstractmethod
     def conditions(self) -> Float[Tensor, "n c"]:
         """The condition of every sample; without channels where there is none."""
+        none = torch.empty(len(self), 0, device=self.device)
+        return none if self.condition is None else self.condition
+
+    @property
+    def condition_channels(self) -> int:
+        return self.conditions().shape[1]
 
     @abstractmethod
     def statistics(self) -> Statistics:
@@ -256,8 +262,8 @@ class Samples(Rows):
 
     def describe(self) -> dict[str, Any]:
         found = dict(vars(self.statistics()))
-        mean, deviation = moments(self.conditions())
-        found |= {"condition_mean": mean, "condition_deviation": deviation}
+        mean, std = moments(self.conditions())
+        found |= {"condition_mean": mean, "condition_deviation": std}
         numbers = {name: numbers.reshape(-1).tolist() for name, numbers in found.items()}
         return {"training_samples": len(self), **numbers}
 
@@ -269,16 +275,6 @@ def random_subsets(
     # The order of independent uniform numbers is a uniform permutation; its start a uniform subset.
     keys = torch.rand(solutions, total, generator=generator, device=generator.device)
     return keys.argsort(dim=1)[:, :count]
-
-
-def random_moves(
-    choices: tuple[int, ...], solutions: int, generator: torch.Generator
-) -> Int[Tensor, "b a"]:
-    """A uniform whole number below each of `choices`, for each solution."""
-    # A 62-bit number modulo the range: one draw for all, with a bias below 1e-15.
-    shape, device = (solutions, len(choices)), generator.device
-    drawn = torch.randint(2**62, shape, generator=generator, device=device)
-    return torch.stack([drawn[:, k] % below for k, below in enumerate(choices)], dim=1)
 
 
 def moments(values: Float[Tensor, "n c"]) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
@@ -327,8 +323,8 @@ class RunningMoments:
 
 def scalar_moments(values: Tensor) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """One mean and one standard deviation for all numbers of a tensor."""
-    mean, deviation = moments(values.reshape(-1, 1))
-    return mean.squeeze(0), deviation.squeeze(0)
+    mean, std = moments(values.reshape(-1, 1))
+    return mean.squeeze(0), std.squeeze(0)
 
 
 def subset_indices(size: int, count: int) -> Int[Tensor, " count"]:
@@ -396,7 +392,6 @@ class GridSamples(Samples):
         self.condition = None if condition is None else condition.to(device)
         self.queries = index_coordinates(index_product(self.held), grid)
         self.domain = Domain.unit(len(grid))
-        self.condition_channels = 0 if condition is None else condition.shape[1]
 
     @classmethod
     def fully_observed(
@@ -441,13 +436,8 @@ class GridSamples(Samples):
             return None
         return random_subsets(solutions, count, total, generator)
 
-    def batch(
-        self,
-        rows: Int[Tensor, " b"],
-        chosen: Int[Tensor, "b k"] | None = None,
-        augmentation: Int[Tensor, "b a"] | None = None,
-    ) -> Batch:
-        values, targets = self._gather(rows, chosen, augmentation)
+    def gather(self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None) -> Batch:
+        values, targets = self.numbers(rows, chosen, augmentation)
         queries = self.queries if chosen is None else self.queries[chosen]
         observations = Observations(
             self.observed_positions.expand(len(rows), -1, -1),
@@ -456,12 +446,11 @@ class GridSamples(Samples):
         )
         return Batch(observations, queries.expand(len(rows), -1, -1), targets[..., None])
 
-    def _gather(
+    def numbers(
         self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
     ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
         """Observed values and targets."""
-        if augmentation is not None:
-            raise ValueError("augmentation was given, but these samples are used as stored")
+        del augmentation
         flat = self.targets.flatten(1)
         return self.observed_values[rows], flat[rows if chosen is None else (rows[:, None], chosen)]
 
@@ -482,15 +471,43 @@ class GridSamples(Samples):
             targets = targets.index_select(axis + 1, where)
         return type(self)(**self._parts() | {"held": wanted, "targets": targets})
 
-    def conditions(self) -> Float[Tensor, "n c"]:
-        return self.targets.new_empty(len(self), 0) if self.condition is None else self.condition
-
     def statistics(self) -> Statistics:
         return Statistics(*scalar_moments(self.observed_values), *scalar_moments(self.targets))
 
 
+class MovedSamples(GridSamples):
+    """Training samples moved at random by symmetries of their equation."""
+
+    moves: tuple[int, ...]
+    """How many there are of each kind; number 0 leaves a sample as it is."""
+
+    @property
+    def augmented(self) -> bool:
+        return True
+
+    def augmentations(self, solutions: int, generator: torch.Generator) -> Int[Tensor, "b a"]:
+        """For each row a uniform move of each kind."""
+        # A 62-bit number modulo the range: one draw for all, with a bias below 1e-15.
+        shape, device = (solutions, len(self.moves)), generator.device
+        drawn = torch.randint(2**62, shape, generator=generator, device=device)
+        return torch.stack([drawn[:, k] % below for k, below in enumerate(self.moves)], dim=1)
+
+    def numbers(
+        self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
+    ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
+        if augmentation is None:
+            augmentation = rows.new_zeros(len(rows), len(self.moves))
+        return self.moved(rows, chosen, augmentation)
+
+    @abstractmethod
+    def moved(
+        self, rows: Tensor, chosen: Tensor | None, augmentation: Int[Tensor, "b a"]
+    ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
+        """Observed values and targets of the moved samples."""
+
+
 class BurgersSamples(GridSamples):
-    """Burgers: inputs and targets are the same quantity and share one mean and deviation."""
+    """Burgers: inputs and targets are one quantity, with one mean and standard deviation."""
 
     @classmethod
     def from_solutions(

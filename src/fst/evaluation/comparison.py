@@ -178,6 +178,13 @@ class Comparison:
         differing = [n for n in sorted(names) if any(p.get(n) != parts[0].get(n) for p in parts)]
         if differing:
             notes = (*notes, f"Not the same for all runs: {', '.join(differing)}.")
+        done = [each for each in results if each.status == "done"]
+        if done:
+            rows = read_rows(folder / done[0].run / RESULTS / ROWS)
+            finest = [row for row in rows if row.trivial and row.grid == rows[0].grid]
+            found = (f"{row.model} {row.error:.5f}" for row in finest)
+            if finest:
+                notes = (*notes, f"What needs no training, on the same test: {', '.join(found)}.")
         first = starts[0] if starts else {}
         hardware, versions = first.get("hardware") or {}, first.get("versions") or {}
         states = [start.get("git") or {} for start in starts]

@@ -302,7 +302,8 @@ class PointsProblem(Problem):
         return Batch(batch.observations, batch.queries[:, real], batch.targets[:, real])
 
     def _batch(self, row: int) -> Batch:
-        return self.samples.batch(torch.tensor([row]))
+        batch: Batch = self.samples.batch(torch.tensor([row]))
+        return batch
 
     def _unit_grid(self, level: int) -> Float[Tensor, "q 2"]:
         everywhere = tuple(torch.arange(size) for size in self.grids[level])

@@ -56,16 +56,11 @@ from fst.kernels.launch import launch_kernel, operator, tiles_in
 FOLD = math.sqrt(0.5 * math.log2(math.e))
 
 
-def tile_sizes(
-    points: int, anchors: int, warps: int, stages: int, registers: int | None = None
-) -> dict[str, int]:
-    """What a kernel is launched with; `registers` limits those of a thread."""
-    sizes = {"BLOCK_Q": points, "BLOCK_M": anchors, "num_warps": warps, "num_stages": stages}
-    return sizes if registers is None else sizes | {"maxnreg": registers}
+def tile_sizes(points: int, anchors: int, warps: int, stages: int) -> dict[str, int]:
+    """What a kernel is launched with."""
+    return {"BLOCK_Q": points, "BLOCK_M": anchors, "num_warps": warps, "num_stages": stages}
 
 
-# Products of float32: exact to its rounding.
-FORWARD_PRECISION = BACKWARD_PRECISION = "ieee"
 # By the size of a feature in bytes. Three blocks of the forward kernel fit a multiprocessor.
 FORWARD_TILES = {2: tile_sizes(64, 64, 4, 3), 4: tile_sizes(32, 32, 4, 2)}
 BACKWARD_TILES = {2: tile_sizes(32, 64, 4, 3), 4: tile_sizes(32, 32, 4, 2)}
@@ -197,44 +192,40 @@ def _blend_tile(
     shift, x0, x1, x2, anchors, inverse, features, chosen, count, R,
     output, logarithms, rows, real,
     D: tl.constexpr, P: tl.constexpr, W: tl.constexpr, AXES: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, LISTED: tl.constexpr, PRECISION: tl.constexpr,
-    COMPILED: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, LISTED: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Store the blend of a tile with `shift` added to the exponents.
 
     There are at most five parts. Triton has no lists of tiles that change in a loop.
     """
     sum0 = tl.zeros((BLOCK_Q, W), tl.float32)
-    sum1 = tl.zeros((BLOCK_Q, W), tl.float32)
-    sum2 = tl.zeros((BLOCK_Q, W), tl.float32)
-    sum3 = tl.zeros((BLOCK_Q, W), tl.float32)
-    sum4 = tl.zeros((BLOCK_Q, W), tl.float32)
+    sum1, sum2, sum3, sum4 = sum0, sum0, sum0, sum0
     for start in range(0, count, BLOCK_M):
         columns = _columns(chosen, start, BLOCK_M, LISTED)
         exponents = _exponents(shift[:, None], x0, x1, x2, anchors, inverse, columns, R, AXES)
         weights = tl.exp2(exponents).to(features.dtype.element_ty)
         z = _feature_part(features, columns, 0, P, W)
-        sum0 = tl.dot(weights, z, sum0, input_precision=PRECISION)
+        sum0 = tl.dot(weights, z, sum0, input_precision="ieee")
         if P == W:
             sum0 = settled(sum0, COMPILED)
         if P > W:
             z = _feature_part(features, columns, 1, P, W)
-            sum1 = tl.dot(weights, z, sum1, input_precision=PRECISION)
+            sum1 = tl.dot(weights, z, sum1, input_precision="ieee")
             if P == 2 * W:
                 sum1 = settled(sum1, COMPILED)
         if P > 2 * W:
             z = _feature_part(features, columns, 2, P, W)
-            sum2 = tl.dot(weights, z, sum2, input_precision=PRECISION)
+            sum2 = tl.dot(weights, z, sum2, input_precision="ieee")
             if P == 3 * W:
                 sum2 = settled(sum2, COMPILED)
         if P > 3 * W:
             z = _feature_part(features, columns, 3, P, W)
-            sum3 = tl.dot(weights, z, sum3, input_precision=PRECISION)
+            sum3 = tl.dot(weights, z, sum3, input_precision="ieee")
             if P == 4 * W:
                 sum3 = settled(sum3, COMPILED)
         if P > 4 * W:
             z = _feature_part(features, columns, 4, P, W)
-            sum4 = tl.dot(weights, z, sum4, input_precision=PRECISION)
+            sum4 = tl.dot(weights, z, sum4, input_precision="ieee")
             if P == 5 * W:
                 sum4 = settled(sum4, COMPILED)
     last = sum0
@@ -263,7 +254,7 @@ def blend_kernel(
     points, anchors, inverse, features, chosen, counts, remote, output, logarithms,
     Q, R, point_stride,
     D: tl.constexpr, P: tl.constexpr, W: tl.constexpr, AXES: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, LISTED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, LISTED: tl.constexpr,
     SHIFTED: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """A tile of points. There are R anchors, those that only fill up included.
@@ -301,7 +292,7 @@ def blend_kernel(
             _blend_tile(
                 shift, x0, x1, x2, anchors, inverse, features, chosen, count, R,
                 output, logarithms, rows, real,
-                D, P, W, AXES, BLOCK_Q, BLOCK_M, LISTED, PRECISION, COMPILED,
+                D, P, W, AXES, BLOCK_Q, BLOCK_M, LISTED, COMPILED,
             )  # fmt: skip
     else:
         if LISTED:  # noqa: SIM102, known when the kernel is compiled
@@ -312,7 +303,7 @@ def blend_kernel(
         _blend_tile(
             shift, x0, x1, x2, anchors, inverse, features, chosen, count, R,
             output, logarithms, rows, real,
-            D, P, W, AXES, BLOCK_Q, BLOCK_M, LISTED, PRECISION, COMPILED,
+            D, P, W, AXES, BLOCK_Q, BLOCK_M, LISTED, COMPILED,
         )  # fmt: skip
 
 
@@ -324,7 +315,6 @@ def run_blend(
     channels: int,
     rows: int,
     tiles: dict[str, int],
-    precision: str,
     lists: AnchorLists | None = None,
 ) -> tuple[Float[Tensor, "b q d"], Float[Tensor, "b q"]]:
     """The blend and the logarithms to base 2 of the normalisers, by all anchors or by `lists`.
@@ -336,11 +326,9 @@ def run_blend(
     output = features.new_empty(batch, queries, channels)
     # Half precision has too few exponents to do without the highest: all of it in one shifted go.
     narrow = features.dtype == torch.float16
-    logarithms = (
-        anchors.new_full((batch, queries), -torch.inf)
-        if narrow
-        else anchors.new_empty(batch, queries)
-    )
+    logarithms = anchors.new_empty(batch, queries)
+    if narrow:
+        logarithms.fill_(-torch.inf)
     if more := rows - count:
         anchors, inverse = with_far(anchors, inverse, more)
         features = F.pad(features, (0, 0, 0, more))
@@ -348,18 +336,13 @@ def run_blend(
     listed = lists or (anchors, anchors, anchors)
     given = (points, anchors, inverse, features, *listed, output, logarithms)
     stride = 0 if points.shape[0] == 1 else axes * queries  # one set may serve the whole batch
-    launches = [False, True]
-    if narrow:
-        launches = [True]
-    elif lists:
-        launches = [False]
-    for shifted in launches:
+    # With lists one launch is enough.
+    for shifted in (True,) if narrow else (False,) if lists else (False, True):
         launch_kernel(
             blend_kernel, (tiles_in(queries, tiles["BLOCK_Q"]), batch),
             *given, queries, rows, stride,
             D=channels, P=features.shape[2], W=part_width(channels), AXES=axes,
-            LISTED=lists is not None, SHIFTED=shifted, PRECISION=precision,
-            COMPILED=features.is_cuda, **tiles,
+            LISTED=lists is not None, SHIFTED=shifted, COMPILED=features.is_cuda, **tiles,
         )  # fmt: skip
     return output, logarithms
 
@@ -429,7 +412,7 @@ def blend_anchors_kernel(
     grad_anchors, grad_inverse, grad_features,
     Q, QP, M, point_stride, rescale,
     D: tl.constexpr, P: tl.constexpr, W: tl.constexpr, AXES: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of anchors, from all points. The channels come in at most four parts."""
     batch = tl.program_id(1).to(tl.int64)
@@ -457,9 +440,7 @@ def blend_anchors_kernel(
     z2 = _channel_tile(features, columns, there, P, 2 * W, D, W)
     z3 = _channel_tile(features, columns, there, P, 3 * W, D, W)
     dz0 = tl.zeros((BLOCK_M, W), tl.float32)
-    dz1 = tl.zeros((BLOCK_M, W), tl.float32)
-    dz2 = tl.zeros((BLOCK_M, W), tl.float32)
-    dz3 = tl.zeros((BLOCK_M, W), tl.float32)
+    dz1, dz2, dz3 = dz0, dz0, dz0
     first0, second0 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     first1, second1 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     first2, second2 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
@@ -467,16 +448,16 @@ def blend_anchors_kernel(
         rows = start + tl.arange(0, BLOCK_Q)
         real = rows < Q
         g0 = _channel_tile(grad, rows, real, D, 0, D, W)
-        along = tl.dot(z0, tl.trans(g0), input_precision=PRECISION)
+        along = tl.dot(z0, tl.trans(g0), input_precision="ieee")
         if D > W:
             g1 = _channel_tile(grad, rows, real, D, W, D, W)
-            along = tl.dot(z1, tl.trans(g1), along, input_precision=PRECISION)
+            along = tl.dot(z1, tl.trans(g1), along, input_precision="ieee")
         if D > 2 * W:
             g2 = _channel_tile(grad, rows, real, D, 2 * W, D, W)
-            along = tl.dot(z2, tl.trans(g2), along, input_precision=PRECISION)
+            along = tl.dot(z2, tl.trans(g2), along, input_precision="ieee")
         if D > 3 * W:
             g3 = _channel_tile(grad, rows, real, D, 3 * W, D, W)
-            along = tl.dot(z3, tl.trans(g3), along, input_precision=PRECISION)
+            along = tl.dot(z3, tl.trans(g3), along, input_precision="ieee")
         # The zeros tie the weights to the layout of the product: they are then made only once, and
         # go to the tensor cores from where they are.
         exponents = along * 0.0 - tl.load(logarithms + rows)[None, :]
@@ -493,13 +474,13 @@ def blend_anchors_kernel(
             exponents -= u * u
         weights = tl.exp2(exponents)  # m q; zero beyond the last point
         rounded = weights.to(grad.dtype.element_ty)
-        dz0 = tl.dot(rounded, g0, dz0, input_precision=PRECISION)
+        dz0 = tl.dot(rounded, g0, dz0, input_precision="ieee")
         if D > W:
-            dz1 = tl.dot(rounded, g1, dz1, input_precision=PRECISION)
+            dz1 = tl.dot(rounded, g1, dz1, input_precision="ieee")
         if D > 2 * W:
-            dz2 = tl.dot(rounded, g2, dz2, input_precision=PRECISION)
+            dz2 = tl.dot(rounded, g2, dz2, input_precision="ieee")
         if D > 3 * W:
-            dz3 = tl.dot(rounded, g3, dz3, input_precision=PRECISION)
+            dz3 = tl.dot(rounded, g3, dz3, input_precision="ieee")
         change = weights * (along - tl.load(delta + rows)[None, :])
         first, second = _moments(change, gap0)
         first0, second0 = first0 + first, second0 + second
@@ -553,8 +534,7 @@ def blend_points_kernel(
     g0 = _channel_tile(grad, rows, real, D, 0, D, D0)
     g1 = _channel_tile(grad, rows, real, D, D0, D, D1)
     d0 = tl.zeros((BLOCK_Q,), tl.float32)
-    d1 = tl.zeros((BLOCK_Q,), tl.float32)
-    d2 = tl.zeros((BLOCK_Q,), tl.float32)
+    d1, d2 = d0, d0
     for start in range(0, M, BLOCK_M):
         columns = start + tl.arange(0, BLOCK_M)
         there = columns < M
@@ -593,7 +573,7 @@ def blend_forward(
     """
     tiles = FORWARD_TILES[features.element_size()]
     rows = triton.cdiv(anchors.shape[2], tiles["BLOCK_M"]) * tiles["BLOCK_M"]
-    return run_blend(points, anchors, inverse, features, channels, rows, tiles, FORWARD_PRECISION)
+    return run_blend(points, anchors, inverse, features, channels, rows, tiles)
 
 
 @blend_forward.register_fake
@@ -634,7 +614,7 @@ def blend_backward(
         blend_anchors_kernel, (tiles_in(count, tiles["BLOCK_M"]), batch),
         *given, grad_anchors, grad_inverse, grad_features, *sizes,
         **parts, W=min(PART, max(16, triton.next_power_of_2(channels))),
-        PRECISION=BACKWARD_PRECISION, **tiles,
+        **tiles,
     )  # fmt: skip
     if learned_points:
         grid = (tiles_in(queries, tiles["BLOCK_Q"]), batch)
@@ -795,10 +775,8 @@ def pruned_blend_forward(
     tiles = _pruned_tiles(features, channels)
     tolerance = PRUNED_SHARE * torch.finfo(features.dtype).eps
     lists = anchor_lists(points, anchors, inverse, count, tolerance, tiles)
-    return run_blend(
-        points, anchors, inverse, features, channels, anchors.shape[2], tiles, FORWARD_PRECISION,
-        lists,
-    )[0]  # fmt: skip
+    given = points, anchors, inverse, features, channels, anchors.shape[2], tiles
+    return run_blend(*given, lists)[0]
 
 
 @pruned_blend_forward.register_fake

@@ -11,12 +11,13 @@ name it.
 """
 
 import difflib
+import json
 from dataclasses import replace
 from typing import Any, Literal
 
 from fst.pretrained import to_json
 from fst.recipes import RECIPES, find
-from fst.recipes.recipe import Recipe
+from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.training.budget import spend
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
@@ -69,6 +70,23 @@ def equal_terms(recipe: Recipe, compilation: Compilation = None) -> Recipe:
     elif compilation is not None:
         training = replace(training, compile=True, compile_mode=compilation)
     return replace(recipe, training=training, evaluation=recipe.evaluation.without_extras())
+
+
+def changed(recipe: Recipe, changes: dict[str, str]) -> Recipe:
+    """The recipe with other values, as JSON, of fields such as model.width."""
+    values = recipe.to_json()
+    for name, value in changes.items():
+        *parents, last = name.split(".")
+        part: Any = values
+        for parent in parents:
+            part = part.get(parent) if isinstance(part, dict) else None
+        if not isinstance(part, dict) or last not in part or isinstance(part[last], dict):
+            raise ValueError(f"the recipe of {recipe.model_name} has no field {name!r} to set")
+        try:
+            part[last] = json.loads(value)
+        except ValueError:
+            part[last] = value  # a word
+    return recipe_from_json(values, f"{recipe.model_name} as changed")
 
 
 def seed_of(recipe: Recipe, number: int) -> int:

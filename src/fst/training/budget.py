@@ -187,19 +187,24 @@ def calibrate(
     accelerator = build_accelerator(settings, training.samples.device)
     trainer = Trainer(model, training.samples, validation.samples, settings, accelerator)
     device = trainer.device
+
+    def seconds_since(watch: Stopwatch) -> float:
+        """The same on all processes, which must make the same number of updates."""
+        return float(accelerator.reduce(torch.tensor(watch.running, device=device), "mean"))
+
     try:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         watch = Stopwatch()
         for number in range(MOST_UNTIMED):
-            if number < FEWEST_UNTIMED or watch.running < UNTIMED_SECONDS:
+            if number < FEWEST_UNTIMED or seconds_since(watch) < UNTIMED_SECONDS:
                 _update(trainer, 1)
         updates, count = 0, 1
         watch = Stopwatch()
         while True:
             _update(trainer, count)
             updates += count
-            passed = watch.running
+            passed = seconds_since(watch)
             if passed >= seconds:
                 break
             # As many as should fill the time, but no more than losses are kept for.

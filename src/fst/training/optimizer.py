@@ -203,28 +203,12 @@ class Orthogonalizer:
 
 
 @dataclass
-class Clock:
-    """How many steps the parameters of a segment have made."""
-
-    steps: int = 0
-
-
-@dataclass
-class State:
-    """What the optimiser remembers of one parameter; a new one has no tensors yet."""
-
-    clock: Clock = field(default_factory=Clock)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    """Complex ones as pairs of real numbers."""
-
-
-@dataclass
 class Segment:
     """Parameters of one group that have made equally many steps: one part of the vector."""
 
     group: dict[str, Any]
-    clock: Clock
-    parameters: list[nn.Parameter]
+    steps: int = 0
+    parameters: list[nn.Parameter] = field(default_factory=list)
     start: int = 0
     end: int = 0
 
@@ -251,8 +235,14 @@ class Optimizer:
         self._parameters = [(group, each) for group in groups for each in group["params"]]
         if len({parameter.device for _, parameter in self._parameters}) > 1:
             raise ValueError("all parameters must be on one device")
-        self._states = {parameter: State() for _, parameter in self._parameters}
         self.record = record
+        self._forget()
+
+    def _forget(self) -> None:
+        """Start anew; a parameter that has made no step has no tensors yet."""
+        self.segments = {parameter: Segment(group) for group, parameter in self._parameters}
+        # What PyTorch's optimisers call a parameter's state; complex tensors as pairs of numbers.
+        self.tensors: dict[nn.Parameter, dict[str, Tensor]] = {p: {} for p in self.segments}
         self._update: Update | None = None
 
     @torch.no_grad()
@@ -266,7 +256,7 @@ class Optimizer:
             return torch.zeros((), device=self._parameters[0][1].device)
         parameters = [parameter for _, parameter in members]
         if self._update is None or not self._update.fits(parameters):
-            self._update = Update(self, members, self._states)
+            self._update = Update(self, members)
         return self._update.step(limit, exchange, record=self.record)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -283,19 +273,18 @@ class Optimizer:
         """By the number of each parameter, with the names of PyTorch's optimisers."""
         found = {}
         for number, (group, parameter) in enumerate(self._parameters):
-            state = self._states[parameter]
-            if state.tensors:
-                entries = {name: tensor.clone() for name, tensor in state.tensors.items()}
+            entries = {name: tensor.clone() for name, tensor in self.tensors[parameter].items()}
+            if entries:
                 if parameter.is_complex():
                     entries = {name: torch.view_as_complex(each) for name, each in entries.items()}
                 found[number] = entries
                 if not group["matrices"]:
-                    found[number]["step"] = torch.tensor(float(state.clock.steps))
+                    found[number]["step"] = torch.tensor(float(self.segments[parameter].steps))
         return {"state": found}
 
     def load_state_dict(self, description: dict[str, Any]) -> None:
         """Go on from a state of the same groups; one of PyTorch's Adam will do as well."""
-        states = {parameter: State() for _, parameter in self._parameters}
+        self._forget()
         for number, entries in description["state"].items():
             group, parameter = self._parameters[number]
             names = MUON_NAMES if group["matrices"] else ADAM_NAMES
@@ -305,16 +294,14 @@ class Optimizer:
                     f"the optimiser's state of parameter {number} must hold "
                     f"{', '.join(sorted(expected))}, got {', '.join(sorted(entries))}"
                 )
-            state = states[parameter]
             for name in names:
                 if entries[name].shape != parameter.shape:
                     raise ValueError(
                         f"{name} of parameter {number} must have the shape "
                         f"{tuple(parameter.shape)}, got {tuple(entries[name].shape)}"
                     )
-                state.tensors[name] = _real(entries[name].to(parameter, copy=True))
-            state.clock.steps = int(entries["step"]) if "step" in entries else 0
-        self._states, self._update = states, None
+                self.tensors[parameter][name] = _real(entries[name].to(parameter, copy=True))
+            self.segments[parameter].steps = int(entries["step"]) if "step" in entries else 0
 
 
 class Update:
@@ -324,12 +311,11 @@ class Update:
         self,
         optimizer: Optimizer,
         members: Sequence[tuple[dict[str, Any], nn.Parameter]],
-        states: dict[nn.Parameter, State],
     ) -> None:
         self._optimizer = optimizer
         self._given = [parameter for _, parameter in members]
         self._addresses = _addresses(self._given)
-        muon, adam = _segments(members, states)
+        muon, adam = _segments(members, optimizer.segments)
         self._segments = muon + adam
         self._parameters = [each for segment in self._segments for each in segment.parameters]
         self._targets = [_real(parameter.detach()) for parameter in self._parameters]
@@ -343,23 +329,22 @@ class Update:
         # Of each segment what `_numbers` says; the last row has the limit.
         self._sent = like.new_zeros(len(self._segments) + 1, 3)
         self._gradients = _views(self._gradient, self._targets)
-        self._adopt(states)
+        self._adopt()
         shapes = [matrix_shape(target) for target in self._targets[: self._matrices]]
         self._orthogonalizer = Orthogonalizer(shapes, like.device) if shapes else None
         self._eager_steps = 0
         self._replay: Callable[[], None] | None = None
 
-    def _adopt(self, states: dict[nn.Parameter, State]) -> None:
-        """Let the states be parts of the vectors here, with the numbers they have had."""
+    def _adopt(self) -> None:
+        """Let the optimiser's state be parts of the vectors here, with the numbers it has had."""
         for segment in self._segments:
-            for parameter in segment.parameters:
-                states[parameter].clock = segment.clock
+            self._optimizer.segments |= dict.fromkeys(segment.parameters, segment)
         averages, count = _views(self._average, self._targets), self._matrices
         squares = _views(self._square, self._targets[count:])
         views: list[tuple[Tensor, ...]] = [(each,) for each in averages[:count]]
         views += zip(averages[count:], squares, strict=True)
         for number, (parameter, own) in enumerate(zip(self._parameters, views, strict=True)):
-            tensors = states[parameter].tensors
+            tensors = self._optimizer.tensors[parameter]
             for name, view in zip(MUON_NAMES if number < count else ADAM_NAMES, own, strict=True):
                 if name in tensors:
                     view.copy_(tensors[name])
@@ -381,11 +366,12 @@ class Update:
     def step(
         self, limit: float, exchange: Exchange | None = None, *, record: bool
     ) -> Float[Tensor, ""]:
-        torch._foreach_copy_(self._gradients, [_gradient(each) for each in self._parameters])
+        gradients = [each.grad for each in self._parameters if each.grad is not None]
+        torch._foreach_copy_(self._gradients, [_real(gradient) for gradient in gradients])
         if exchange is not None:
             exchange(self._gradient)
         for segment in self._segments:
-            segment.clock.steps += 1
+            segment.steps += 1
         self._send([*map(self._numbers, self._segments), (limit, 0.0, 0.0)])
         if self._replay is not None:
             self._replay()
@@ -399,7 +385,7 @@ class Update:
 
     def _numbers(self, segment: Segment) -> tuple[float, float, float]:
         """What parameters are multiplied by, and the update; and Adam's √v, in float64."""
-        rate, steps = segment.group["lr"], segment.clock.steps
+        rate, steps = segment.group["lr"], segment.steps
         kept = 1 - rate * segment.group["weight_decay"] if self._optimizer.decoupled else 1.0
         if segment.group["matrices"]:
             return kept, rate, 1.0
@@ -476,15 +462,15 @@ class Update:
 
 
 def _segments(
-    members: Sequence[tuple[dict[str, Any], nn.Parameter]], states: dict[nn.Parameter, State]
+    members: Sequence[tuple[dict[str, Any], nn.Parameter]], before: dict[nn.Parameter, Segment]
 ) -> tuple[list[Segment], list[Segment]]:
     """Muon's and Adam's, with their parts of the vector."""
     found: dict[tuple[int, int], Segment] = {}
     for group, parameter in members:
-        steps = states[parameter].clock.steps
+        steps = before[parameter].steps
         # Steps do not matter to Muon.
         key = (id(group), 0 if group["matrices"] else steps)
-        found.setdefault(key, Segment(group, Clock(steps), [])).parameters.append(parameter)
+        found.setdefault(key, Segment(group, steps)).parameters.append(parameter)
     muon = [segment for segment in found.values() if segment.group["matrices"]]
     adam = [segment for segment in found.values() if not segment.group["matrices"]]
     start = 0
@@ -498,12 +484,6 @@ def _segments(
 def _real(tensor: Tensor) -> Tensor:
     """Complex numbers as pairs, which is how Adam takes them."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    gradient = parameter.grad
-    assert gradient is not None
-    return _real(gradient) if gradient.is_complex() else gradient
 
 
 def _views(vector: Float[Tensor, " n"], targets: Sequence[Tensor]) -> list[Tensor]:

@@ -44,12 +44,12 @@ class Objective(ABC):
         """Raise, before training, where the model or the data are of another kind of task."""
 
     @abstractmethod
-    def module(self, model: Any) -> nn.Module:
-        """The model as a step calls it: one module for the distributed wrapper and the compiler."""
+    def inputs(self, batch: Any) -> tuple[Any, ...]:
+        """What `predict` takes, in order; the draws of evaluation points follow."""
 
     @abstractmethod
-    def inputs(self, batch: Any) -> tuple[Any, ...]:
-        """What the module takes, in order; the draws of evaluation points follow."""
+    def predict(self, model: Any, *inputs: Any) -> Tensor:
+        """The prediction of a training step."""
 
     @abstractmethod
     def losses(self, model: Any, prediction: Tensor, batch: Any) -> Float[Tensor, " b"]:
@@ -115,11 +115,12 @@ class RelativeL2(Objective):
             except ValueError as error:
                 raise TrainingError(f"the model does not fit the data: {error}") from None
 
-    def module(self, model: Operator) -> nn.Module:
-        return _AtQueries(model)
-
     def inputs(self, batch: Batch) -> tuple[Observations, Float[Tensor, "b q s"]]:
         return batch.observations, batch.queries
+
+    def predict(self, model: Operator, *inputs: Any) -> Float[Tensor, "b q c"]:
+        observations, queries, draws = inputs
+        return model.represent(observations, draws).decode(queries)
 
     def losses(
         self, model: Operator, prediction: Float[Tensor, "b q c"], batch: Batch
@@ -191,11 +192,11 @@ class CrossEntropy(Objective):
                 f"sample {row} has {int(labels[row])}"
             )
 
-    def module(self, model: Classifier) -> nn.Module:
-        return _Scores(model)
-
     def inputs(self, batch: ImageBatch) -> tuple[Float[Tensor, "b 3 h w"]]:
         return (batch.images,)
+
+    def predict(self, model: Classifier, *inputs: Any) -> Float[Tensor, "b k"]:
+        return model.logits(*inputs)
 
     def losses(
         self, model: Classifier, prediction: Float[Tensor, "b k"], batch: ImageBatch
@@ -214,30 +215,16 @@ class CrossEntropy(Objective):
         return top_errors(model.logits(batch.images, draws), batch.labels)
 
 
-class _AtQueries(nn.Module):
-    """An operator's values at the queries."""
+class Prediction(nn.Module):
+    """A model as a step calls it: one module for the distributed wrapper and the compiler."""
 
-    def __init__(self, model: Operator) -> None:
+    def __init__(self, objective: Objective, model: Model) -> None:
         super().__init__()
+        self.objective = objective
         self.model = model
 
-    def forward(
-        self, observations: Observations, queries: Float[Tensor, "b q s"], draws: PointDraws | None
-    ) -> Float[Tensor, "b q c"]:
-        return self.model.represent(observations, draws).decode(queries)
-
-
-class _Scores(nn.Module):
-    """A classifier's scores."""
-
-    def __init__(self, model: Classifier) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, images: Float[Tensor, "b 3 h w"], draws: PointDraws | None
-    ) -> Float[Tensor, "b k"]:
-        return self.model.logits(images, draws)
+    def forward(self, *inputs: Any) -> Tensor:
+        return self.objective.predict(self.model, *inputs)
 
 
 def _require(objective: Objective, name: str, given: object, kind: type) -> None:

@@ -33,7 +33,7 @@ from fst.training.checkpoint import Checkpoint
 from fst.training.errors import CheckpointError, CompilationError, NonFiniteError, TrainingError
 from fst.training.optimizer import Average, Exchange, build_optimizer, set_rates
 from fst.training.schedules import History
-from fst.training.settings import Objective, TrainingSettings
+from fst.training.settings import Objective, Prediction, TrainingSettings
 
 # Compiled code is compiled in the first step, and captured and replayed in the next two.
 COMPILING_STEPS = 3
@@ -94,11 +94,13 @@ class Trainer:
         self.optimizer = build_optimizer(model, settings)
         # Not wrapped by DistributedDataParallel, whose hooks would divide what is compiled: the
         # gradient is one vector in the optimiser, and processes add theirs up there.
-        self.module = accelerator.prepare_model(self.objective.module(model), evaluation_mode=True)
+        self.module = accelerator.prepare_model(
+            Prediction(self.objective, model), evaluation_mode=True
+        )
         self.exchange: Exchange | None = None
         if self.processes > 1:
             share_weights(model)
-            self.exchange = distributed.all_reduce
+            self.exchange = add_up
         self.average = None if settings.average is None else Average(model, settings.average)
         self.points = model.point_stream(settings.seed + 1, settings.seed + 2)
         self.parameters = list(model.parameters())
@@ -286,6 +288,17 @@ def share_weights(model: nn.Module) -> None:
         sent = numbers.contiguous()
         distributed.broadcast(sent, src=0)
         numbers.copy_(sent)
+
+
+def add_up(gradient: Tensor) -> None:
+    """Add the gradients of all processes."""
+    try:
+        distributed.all_reduce(gradient)
+    except RuntimeError as error:
+        raise TrainingError(
+            "another process has ended or does not answer: see what it said, then start the run "
+            "again by the same launcher, with --resume and its folder"
+        ) from error
 
 
 def compiles(settings: TrainingSettings, device: torch.device) -> bool:
