@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fst.base import Model
 from fst.evaluation_points import PointDraws
+from fst.types import check_alike
 
 # Mean and standard deviation of the red, green and blue of ImageNet's training photographs.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -80,16 +81,8 @@ class Classifier(Model):
                 f"images must have the shape (batch, 3, {height}, {width}), "
                 f"got {tuple(images.shape)}"
             )
-        parameter = next(self.parameters())
-        if images.dtype != parameter.dtype:
-            raise TypeError(
-                f"images have dtype {images.dtype}, but the model has {parameter.dtype}; "
-                "colours are numbers between 0 and 1"
-            )
-        if images.device != parameter.device:
-            raise ValueError(
-                f"images are on {images.device}, but the model is on {parameter.device}"
-            )
+        # Bytes of 0 to 255 are refused here: colours are numbers between 0 and 1.
+        check_alike("images", images, "the model", next(self.parameters()))
         if images.numel() == 0:
             return
         low, high = images.aminmax()

@@ -81,7 +81,7 @@ class FNO(Operator):
         )
         if config.condition_channels:
             self.condition = ConditionChannels(config.condition_channels, config.log_condition)
-        self.register_state_dict_post_hook(_drop_package_metadata)
+        self.register_state_dict_post_hook(_drop_package_metadata)  # type: ignore[no-untyped-call]
 
     def represent(self, observations: Observations, draws: PointDraws | None = None) -> GridOutput:
         del draws
