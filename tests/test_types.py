@@ -38,13 +38,13 @@ SHAPES = {
     r"condition must have shape \(2, c\)": {"condition": torch.rand(3, 1).double()},
     "condition must have shape": {"condition": torch.rand(2).double()},
     r"mask must have shape \(2, 5\)": {"mask": torch.ones(2, 4, dtype=torch.bool)},
-    "values is on meta": {"values": torch.rand(2, 5, 1).double().to("meta")},
+    "values must be on cpu like pos": {"values": torch.rand(2, 5, 1).double().to("meta")},
 }
 TYPES = {
     "positions must be a floating-point tensor": {"positions": [[0.0, 1.0]]},
     "values must be a floating-point tensor .* got dtype": {"values": torch.ones(2, 5, 1).long()},
-    "values has dtype torch.float32, but positions": {"values": torch.rand(2, 5, 1)},
-    "condition has dtype": {"condition": torch.rand(2, 1)},
+    "values must be torch.float64 like positions": {"values": torch.rand(2, 5, 1)},
+    "condition must be torch.float64 like positions": {"condition": torch.rand(2, 1)},
     "mask must be a bool tensor": {"mask": torch.ones(2, 5)},
 }
 
@@ -93,7 +93,7 @@ def test_conditions_are_checked():
 
 
 def test_the_model_must_match():
-    with pytest.raises(TypeError, match="observations have dtype torch.float32"):
+    with pytest.raises(TypeError, match="observations must be torch.float64 like the model, got"):
         MODEL(Observations(**good()).to(torch.float32))
     with pytest.raises(TypeError, match="observations must be fst.Observations, got dict"):
         MODEL(good())
@@ -105,7 +105,7 @@ QUERIES = {
     "queries must have 2 axes": torch.rand(2, 3, 1).double(),
     "queries must be finite": torch.full((2, 3, 2), torch.nan).double(),
     "queries must lie in the domain": 2 * torch.ones(2, 3, 2).double(),
-    "queries is on meta": torch.rand(2, 3, 2).double().to("meta"),
+    "queries must be on cpu like the field, got meta": torch.rand(2, 3, 2).double().to("meta"),
 }
 
 
@@ -119,7 +119,7 @@ def test_wrong_queries_are_named(message):
 def test_wrong_query_types_and_neighbours_are_named():
     field = MODEL(Observations(**good()))
     queries = torch.rand(2, 3, 2).double()
-    with pytest.raises(TypeError, match="queries has dtype"):
+    with pytest.raises(TypeError, match="queries must be torch"):
         field(queries.float())
     with pytest.raises(TypeError, match="queries must be a floating-point tensor"):
         field([[0.5, 0.5]])

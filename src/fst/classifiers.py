@@ -7,6 +7,7 @@ was trained with travel with its weights.
 """
 
 from abc import abstractmethod
+from collections import Counter
 
 import torch
 from jaxtyping import Float
@@ -14,10 +15,19 @@ from torch import Tensor, nn
 
 from fst.base import Model
 from fst.evaluation_points import PointDraws
+from fst.types import check_alike
 
 # Mean and standard deviation of the red, green and blue of ImageNet's training photographs.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def check_classes(class_names: tuple[str, ...]) -> None:
+    if not isinstance(class_names, tuple) or len(class_names) < 2:
+        raise ValueError(f"class_names must be a tuple of two names or more, got {class_names!r}")
+    name, times = Counter(class_names).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"class_names must differ from each other, got {name!r} {times} times")
 
 
 class ImageStandardization(nn.Module):
@@ -44,10 +54,7 @@ class Classifier(Model):
         height, width = image_size
         if height < 1 or width < 1:
             raise ValueError(f"image_size must be positive, got {height} by {width}")
-        if len(class_names) < 2:
-            raise ValueError(f"class_names must name two classes or more, got {class_names}")
-        if len(set(class_names)) < len(class_names):
-            raise ValueError("class_names must differ from each other, got a name twice")
+        check_classes(class_names)
         self.image_size = (height, width)
         self.class_names = tuple(class_names)
         self.standardize = ImageStandardization()
@@ -74,16 +81,8 @@ class Classifier(Model):
                 f"images must have the shape (batch, 3, {height}, {width}), "
                 f"got {tuple(images.shape)}"
             )
-        parameter = next(self.parameters())
-        if images.dtype != parameter.dtype:
-            raise TypeError(
-                f"images have dtype {images.dtype}, but the model has {parameter.dtype}; "
-                "colours are numbers between 0 and 1"
-            )
-        if images.device != parameter.device:
-            raise ValueError(
-                f"images are on {images.device}, but the model is on {parameter.device}"
-            )
+        # Bytes of 0 to 255 are refused here: colours are numbers between 0 and 1.
+        check_alike("images", images, "the model", next(self.parameters()))
         if images.numel() == 0:
             return
         low, high = images.aminmax()

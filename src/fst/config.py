@@ -1,8 +1,9 @@
-"""The sizes and choices of a Function-Space Transformer, as one immutable object."""
+"""The sizes and choices of a model, as one immutable object; those of FST."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from math import prod
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fst.nn import Spacing
 from fst.types import Domain, check_fields
@@ -11,24 +12,31 @@ from fst.types import Domain, check_fields
 LONGEST_SEQUENCE = 2**30
 
 
-def check_sizes(config: object, **least: int) -> None:
-    """Raise unless each of these sizes is at least so large."""
-    for name, smallest in least.items():
-        if getattr(config, name) < smallest:
-            raise ValueError(f"{name} must be at least {smallest}, got {getattr(config, name)}")
+@dataclass(frozen=True)
+class Config:
+    """The sizes and choices of a model, checked when they are made."""
 
+    least: ClassVar[Mapping[str, int]] = {}
+    """The smallest value of each whole number; 1 where it is not named. Seeds may be any."""
 
-def check_heads(config: object, width: str, heads: str) -> None:
-    """Raise unless the width of this name is a multiple of the number of heads."""
-    if getattr(config, width) % getattr(config, heads):
-        raise ValueError(
-            f"{width} must be a multiple of {heads}, "
-            f"got {getattr(config, width)} and {getattr(config, heads)}"
-        )
+    def __post_init__(self) -> None:
+        check_fields(self)
+        numbers = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, value in numbers.items():
+            smallest = self.least.get(name, 1)
+            if type(value) is int and not name.endswith("seed") and value < smallest:
+                raise ValueError(f"{name} must be at least {smallest}, got {value}")
+        for heads in ("heads", "predictor_heads"):
+            width = heads.replace("heads", "width")
+            if heads in numbers and numbers[width] % numbers[heads]:
+                raise ValueError(
+                    f"{width} must be a multiple of {heads}, "
+                    f"got {numbers[width]} and {numbers[heads]}"
+                )
 
 
 @dataclass(frozen=True)
-class DomainConfig:
+class DomainConfig(Config):
     """A model on a box."""
 
     low: tuple[float, ...] = (0.0, 0.0)
@@ -37,7 +45,7 @@ class DomainConfig:
     """Upper end of the domain on each axis."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         _ = self.domain  # low and high are checked here, not when the model is built
 
     @property
@@ -54,10 +62,6 @@ class ChannelConfig(DomainConfig):
     output_channels: int = 1
     """Channels of the predicted field."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes(self, value_channels=1, output_channels=1)
-
 
 @dataclass(frozen=True)
 class OperatorConfig(ChannelConfig):
@@ -68,9 +72,7 @@ class OperatorConfig(ChannelConfig):
     log_condition: bool = False
     """Take the logarithm of the condition first: for positive inputs that span decades."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes(self, condition_channels=0)
+    least: ClassVar[Mapping[str, int]] = {"condition_channels": 0}
 
 
 @dataclass(frozen=True)
@@ -128,24 +130,18 @@ class FunctionSpaceConfig(OperatorConfig):
     observe: Literal["every-step", "first-step"] = "every-step"
     """Read the observations in every refinement step, or in the first alone."""
 
+    least: ClassVar[Mapping[str, int]] = {
+        "condition_channels": 0,
+        "anchors_per_row": 2,
+        "adaptive_axis": 0,
+        "points_from_anchors": 0,
+        "points_from_sobol": 0,
+    }
+
     def __post_init__(self) -> None:
         super().__post_init__()
         axes = self.domain.axes
-        check_sizes(
-            self,
-            width=1,
-            heads=1,
-            fourier_bands=1,
-            condition_width=1,
-            anchors_per_row=2,
-            predictor_width=1,
-            predictor_heads=1,
-            predictor_blocks=1,
-            refinement_steps=1,
-            points_from_anchors=0,
-            points_from_sobol=0,
-        )
-        if not 0 <= self.adaptive_axis < axes:
+        if self.adaptive_axis >= axes:
             raise ValueError(f"adaptive_axis must be in 0..{axes - 1}, got {self.adaptive_axis}")
         if len(self.rows) != axes - 1 or any(count < 1 for count in self.rows):
             raise ValueError(
@@ -170,8 +166,6 @@ class FunctionSpaceConfig(OperatorConfig):
                 "refinement length scales cannot be learned: set length_scales to 'fixed' or "
                 "'learned'"
             )
-        check_heads(self, "width", "heads")
-        check_heads(self, "predictor_width", "predictor_heads")
 
     @property
     def row_count(self) -> int:

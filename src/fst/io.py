@@ -99,10 +99,12 @@ def read_json(path: Path) -> Any:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one where there is no file."""
+    if not path.exists():
+        return {}
     values = read_json(path)
-    if values is not None and not isinstance(values, dict):
+    if not isinstance(values, dict):
         raise FileError(f"{path} cannot be read: expected a JSON object")
-    return values or {}
+    return values
 
 
 def flat(values: object, name: str = "") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fst.base import Model
 from fst.evaluation_points import PointDraws
-from fst.types import Domain, Observations, check_observations, check_queries
+from fst.types import Domain, Observations, check_alike, check_observations, check_queries
 
 # Standardised numbers beyond this would overflow when a network squares them in float32.
 LARGEST_STANDARDIZED = 1e15
@@ -145,17 +145,7 @@ class Operator(Model):
     def check(self, observations: Observations) -> None:
         """Raise unless the observations fit this model in channels, domain, dtype and device."""
         check_observations(observations, self.domain, self.value_channels, self.condition_channels)
-        parameter = next(self.parameters())
-        if observations.values.dtype != parameter.dtype:
-            raise TypeError(
-                f"observations have dtype {observations.values.dtype}, "
-                f"but the model has {parameter.dtype}"
-            )
-        if observations.values.device != parameter.device:
-            raise ValueError(
-                f"observations are on {observations.values.device}, "
-                f"but the model is on {parameter.device}"
-            )
+        check_alike("observations", observations.values, "the model", next(self.parameters()))
         self.standardize_values.check("values", observations.values, observations.mask)
         if observations.condition is not None:
             for module in self.modules():

@@ -82,11 +82,11 @@ def check_tensor(name: str, value: object, shape: str, *, dtype: torch.dtype | N
 
 
 def check_alike(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
-    """Raise unless two tensors share their device and, where both are floating, their dtype."""
+    """Raise unless two tensors share their device and, but for masks, their dtype."""
     if value.device != other.device:
-        raise ValueError(f"{name} is on {value.device}, but {other_name} is on {other.device}")
-    if value.is_floating_point() and value.dtype != other.dtype:
-        raise TypeError(f"{name} has dtype {value.dtype}, but {other_name} has {other.dtype}")
+        raise ValueError(f"{name} must be on {other.device} like {other_name}, got {value.device}")
+    if value.dtype not in (other.dtype, torch.bool):
+        raise TypeError(f"{name} must be {other.dtype} like {other_name}, got {value.dtype}")
 
 
 def product_dtype(like: Tensor) -> torch.dtype:

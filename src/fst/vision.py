@@ -7,9 +7,9 @@ whatever its shape in pixels.
 """
 
 import math
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name PyTorch users know)
@@ -17,13 +17,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from fst.anchors import AdaptiveCoordinates, AnchorPredictor, GapTokens, LearnedScales
-from fst.classifiers import Classifier
-from fst.config import check_heads, check_sizes
+from fst.classifiers import Classifier, check_classes
+from fst.config import Config
 from fst.evaluation_points import FixedPoints, PointDraws
 from fst.layer import EvaluateMixWrite, FunctionSpaceLayer, Read
 from fst.nn import MLP, Attention, FourierFeatures, ResidualFeedForward, Spacing
 from fst.rbf import squared_distances
-from fst.types import Anchors, check_fields
+from fst.types import Anchors
 
 AXES, HORIZONTAL = 2, 1
 INITIAL_SIGMA = 0.20
@@ -71,20 +71,9 @@ def patch_grid(image_size: tuple[int, int], patch_size: int) -> PatchGrid:
     return PatchGrid(height // patch_size, width // patch_size)
 
 
-def check_classes(class_names: tuple[str, ...]) -> None:
-    if not isinstance(class_names, tuple) or len(class_names) < 2:
-        raise ValueError(f"class_names must be a tuple of two names or more, got {class_names!r}")
-    name, times = Counter(class_names).most_common(1)[0]
-    if times > 1:
-        raise ValueError(f"class_names must differ from each other, got {name!r} {times} times")
-
-
 @dataclass(frozen=True)
-class ImageClassifierConfig:
-    """The Function-Space Transformer as a classifier.
-
-    Anchors stand on `rows` fixed horizontal rows of `anchors_per_row` each and move along them.
-    """
+class PatchConfig(Config):
+    """A classifier of images that are cut into patches."""
 
     class_names: tuple[str, ...]
     """Names of the classes, in the order of their scores."""
@@ -92,6 +81,24 @@ class ImageClassifierConfig:
     """Height and width."""
     patch_size: int = 16
     """Pixels on each side of a patch."""
+
+    def __post_init__(self) -> None:
+        check_classes(self.class_names)
+        super().__post_init__()
+        _ = self.grid  # image_size and patch_size are checked here, not when the model is built
+
+    @property
+    def grid(self) -> PatchGrid:
+        return patch_grid(self.image_size, self.patch_size)
+
+
+@dataclass(frozen=True)
+class ImageClassifierConfig(PatchConfig):
+    """The Function-Space Transformer as a classifier.
+
+    Anchors stand on `rows` fixed horizontal rows of `anchors_per_row` each and move along them.
+    """
+
     channels: int = 64
     """Of the patch encoder's convolutions."""
 
@@ -122,30 +129,7 @@ class ImageClassifierConfig:
     sobol_seed: int = 2026091323
     """Of the Sobol sequence they come from."""
 
-    def __post_init__(self) -> None:
-        check_classes(self.class_names)
-        check_fields(self)
-        _ = self.grid  # image_size and patch_size are checked here, not when the model is built
-        check_sizes(
-            self,
-            channels=1,
-            width=1,
-            heads=1,
-            fourier_bands=1,
-            rows=1,
-            anchors_per_row=2,
-            predictor_width=1,
-            predictor_heads=1,
-            predictor_blocks=1,
-            refinement_steps=1,
-            points_from_sobol=1,
-        )
-        check_heads(self, "width", "heads")
-        check_heads(self, "predictor_width", "predictor_heads")
-
-    @property
-    def grid(self) -> PatchGrid:
-        return patch_grid(self.image_size, self.patch_size)
+    least: ClassVar[Mapping[str, int]] = {"anchors_per_row": 2}
 
     @property
     def anchors(self) -> int:

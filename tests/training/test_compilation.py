@@ -96,7 +96,7 @@ def test_what_a_comparison_compiles(words, expected, monkeypatch):
         asked.append(equal_terms(recipe, compilation).training)
         raise ValueError("that is all")
 
-    monkeypatch.setattr("fst.commands.compare.equal_terms", noted)
+    monkeypatch.setattr("fst.recipes.comparison.equal_terms", noted)
     words = ["compare", "darcy", "--budget", "1m", "--out", "nowhere", "--models", "fst", *words]
     assert cli.main(words) == cli.USER_ERROR
     (training,) = asked

@@ -34,9 +34,13 @@ def test_a_good_batch_gives_one_score_for_each_class(model: TinyClassifier) -> N
         (lambda x: x[0], ValueError, r"shape \(batch, 3, 4, 6\), got \(3, 4, 6\)"),
         (lambda x: x[:, :1], ValueError, r"got \(2, 1, 4, 6\)"),
         (lambda x: x.permute(0, 2, 3, 1), ValueError, r"got \(2, 4, 6, 3\)"),
-        (lambda x: (255 * x).to(torch.uint8), TypeError, "dtype torch.uint8, but the model has"),
-        (lambda x: x.double(), TypeError, "dtype torch.float64, but the model has torch.float32"),
-        (lambda x: x.to("meta"), ValueError, "images are on meta, but the model is on cpu"),
+        (
+            lambda x: (255 * x).to(torch.uint8),
+            TypeError,
+            "like the model, got torch.uint8",
+        ),
+        (lambda x: x.double(), TypeError, "torch.float32 like the model, got torch.float64"),
+        (lambda x: x.to("meta"), ValueError, "images must be on cpu like the model, got meta"),
         (lambda x: x.index_fill(3, torch.tensor(2), torch.nan), ValueError, "must be finite"),
         (lambda x: x.index_fill(3, torch.tensor(2), torch.inf), ValueError, "must be finite"),
         (lambda x: 255 * x, ValueError, "between 0 and 1, got"),
@@ -70,7 +74,7 @@ def test_the_statistics_and_classes_travel_with_the_weights(
 
 
 @pytest.mark.parametrize(
-    ("names", "message"), [(("one",), "two classes or more"), (("a", "b", "a"), "a name twice")]
+    ("names", "message"), [(("one",), "two names or more"), (("a", "b", "a"), "got 'a' 2 times")]
 )
 def test_impossible_classes_are_refused(names: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fst.baselines.shared import InputLinear, ModelOutput
-from fst.config import DomainConfig, check_sizes
+from fst.config import DomainConfig
 from fst.evaluation_points import PointDraws
 from fst.operators import Operator
 from fst.types import Observations
@@ -35,7 +35,6 @@ class DeepONetConfig(DomainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(self, observations=1)
         for name in ("branch", "trunk"):
             widths = getattr(self, name)
             if not widths or any(width < 1 for width in widths):

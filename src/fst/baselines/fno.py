@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fst.baselines.shared import GridOutput, check_observed_once, observed_cells, place_on_grid
-from fst.config import OperatorConfig, check_sizes
+from fst.config import OperatorConfig
 from fst.evaluation_points import PointDraws
 from fst.operators import ConditionChannels, Operator
 from fst.types import Observations
@@ -49,7 +49,6 @@ class FNOConfig(OperatorConfig):
         # The last axis holds the non-negative half of a real transform's frequencies.
         if any(mode > size for mode, size in zip(self.modes, self.grid, strict=True)):
             raise ValueError(f"modes must not exceed the grid {self.grid}, got {self.modes}")
-        check_sizes(self, width=1, layers=1)
 
 
 class FNO(Operator):
@@ -82,7 +81,7 @@ class FNO(Operator):
         )
         if config.condition_channels:
             self.condition = ConditionChannels(config.condition_channels, config.log_condition)
-        self.register_state_dict_post_hook(_drop_package_metadata)
+        self.register_state_dict_post_hook(_drop_package_metadata)  # type: ignore[no-untyped-call]
 
     def represent(self, observations: Observations, draws: PointDraws | None = None) -> GridOutput:
         del draws

@@ -24,7 +24,7 @@ from fst.types import product_dtype
 OddAxes = Literal["published", "mended"]
 
 
-class SinglePrecisionSpectralConv(SpectralConv):
+class SinglePrecisionSpectralConv(SpectralConv):  # type: ignore[misc]  # untyped
     """The package's spectral convolution, outside autocast: no FFT takes bfloat16."""
 
     def forward(
@@ -35,7 +35,7 @@ class SinglePrecisionSpectralConv(SpectralConv):
             return convolved
 
 
-class MendedSpectralConv(SpectralConv):
+class MendedSpectralConv(SpectralConv):  # type: ignore[misc]  # untyped
     """The same map, with the spectrum shifted back where the package shifts it forth again.
 
     `fftshift` puts frequency 0 of an axis with n points at index n // 2, and `ifftshift` takes it

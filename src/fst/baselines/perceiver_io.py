@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from fst.baselines.shared import INITIAL_STD, ModelOutput, without_padding
-from fst.config import OperatorConfig, check_heads, check_sizes
+from fst.config import OperatorConfig
 from fst.evaluation_points import PointDraws
 from fst.model import ConditionEncoder
 from fst.nn import MLP, Attention, FourierFeatures, Spacing
@@ -42,11 +42,6 @@ class PerceiverIOConfig(OperatorConfig):
     """Frequencies by which a coordinate is encoded, on each axis."""
     fourier_spacing: Spacing = "linear"
     """How these frequencies grow: by equal steps or by equal factors."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes(self, width=1, heads=1, latents=1, layers=1, fourier_bands=1)
-        check_heads(self, "width", "heads")
 
 
 class SelfBlock(nn.Module):

@@ -30,7 +30,7 @@ from fst.baselines.shared import (
     place_on_grid,
     without_padding,
 )
-from fst.config import ChannelConfig, check_heads, check_sizes
+from fst.config import ChannelConfig
 from fst.evaluation_points import PointDraws
 from fst.nn import MLP
 from fst.operators import Operator, Output
@@ -52,11 +52,6 @@ class TransolverConfig(ChannelConfig):
     """Heads of every attention."""
     slices: int = 32
     """Slices into which points are gathered in each layer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes(self, width=1, heads=1, layers=1, slices=1)
-        check_heads(self, "width", "heads")
 
 
 class PhysicsAttention(nn.Module):

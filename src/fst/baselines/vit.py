@@ -18,23 +18,15 @@ from torch import Tensor, nn
 
 from fst.baselines.shared import INITIAL_STD, initialize
 from fst.classifiers import Classifier
-from fst.config import check_heads, check_sizes
 from fst.evaluation_points import PointDraws
 from fst.nn import Attention
-from fst.types import check_fields
-from fst.vision import PatchEncoder, PatchGrid, check_classes, cut, patch_grid
+from fst.vision import PatchConfig, PatchEncoder, cut
 
 
 @dataclass(frozen=True)
-class ViTConfig:
+class ViTConfig(PatchConfig):
     """A vision transformer on linearly projected patches."""
 
-    class_names: tuple[str, ...]
-    """Names of the classes, in the order of their scores."""
-    image_size: tuple[int, int] = (224, 224)
-    """Height and width."""
-    patch_size: int = 16
-    """Pixels on each side of a patch."""
     width: int = 176
     """Features of a token."""
     layers: int = 10
@@ -43,17 +35,6 @@ class ViTConfig:
     """Heads of every attention."""
     hidden: int = 423
     """Width inside each feed-forward."""
-
-    def __post_init__(self) -> None:
-        check_classes(self.class_names)
-        check_fields(self)
-        _ = self.grid
-        check_sizes(self, width=1, layers=1, heads=1, hidden=1)
-        check_heads(self, "width", "heads")
-
-    @property
-    def grid(self) -> PatchGrid:
-        return patch_grid(self.image_size, self.patch_size)
 
 
 @dataclass(frozen=True)
@@ -64,10 +45,6 @@ class CNNViTConfig(ViTConfig):
     """Of the patch encoder's convolutions."""
     encoder_width: int = 200
     """Features of the patch encoder."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes(self, channels=1, encoder_width=1)
 
 
 class AlignedMLP(nn.Module):

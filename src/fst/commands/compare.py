@@ -29,21 +29,13 @@ from fst.commands import train as train_command
 from fst.commands.device import choose_device
 from fst.commands.evaluate import evaluate
 from fst.data.files import UnfitError
-from fst.evaluation.comparison import Comparison, Result
+from fst.evaluation.comparison import Comparison, Result, write_report
 from fst.evaluation.protocol import device_name
 from fst.evaluation.rows import RESULTS, ROWS
 from fst.io import read_json, write_json
 from fst.pretrained import WEIGHTS, from_json
 from fst.recipes import CHOOSE, find, own
-from fst.recipes.comparison import (
-    Compilation,
-    CompileMode,
-    changed,
-    equal_terms,
-    job_recipe,
-    models_of,
-    seed_of,
-)
+from fst.recipes import comparison as terms
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
 from fst.training.budget import Plan, make_plan, parse_budget, release
@@ -109,7 +101,7 @@ class ModelJob(jobs.Job):
             write_json(self.plan_file, asdict(plan))
         rate = plan.calibration.steps_per_second
         console.print(f"{plan.steps:,} steps, measured at {rate:.3g} a second", highlight=False)
-        recipe = job_recipe(recipe, self.number, plan.steps, rate, compiled=plan.compiled)
+        recipe = terms.job_recipe(recipe, self.number, plan.steps, rate, compiled=plan.compiled)
         train_command.start(recipe, self.run, self.data, training, validation, console)
 
     def result(self, parameters: int | None) -> Result:
@@ -119,7 +111,7 @@ class ModelJob(jobs.Job):
             model=self.model,
             title=recipe.model_name,
             number=self.number,
-            seed=seed_of(recipe, self.number),
+            seed=terms.seed_of(recipe, self.number),
             status="waiting",
             run=self.name,
             learning_rate=recipe.training.learning_rate,
@@ -146,7 +138,7 @@ def compare(
     data: Path | None = None,
     device: str | None = None,
     compile: bool = True,
-    compile_mode: CompileMode | None = None,
+    compile_mode: terms.CompileMode | None = None,
     size: own.Size | None = None,
     changes: Sequence[str] = (),
     console: Console | None = None,
@@ -158,11 +150,16 @@ def compare(
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     spent = parse_budget(budget)
-    compilation: Compilation = compile_mode if compile else "no"
-    settings: dict[str, Any] = {"kind": KIND, "task": task, "budget": str(spent)}
-    settings["compile"] = compilation or "as the recipes say"
-    names = models_of(task, tuple(models))
-    recipes = {model: equal_terms(make(name), compilation) for model, name in names.items()}
+    compilation: terms.Compilation = compile_mode if compile else "no"
+    compiled = compilation or "as the recipes say"
+    settings: dict[str, Any] = {
+        "kind": KIND,
+        "task": task,
+        "budget": str(spent),
+        "compile": compiled,
+    }
+    named = terms.models_of(task, tuple(models))
+    recipes = {model: terms.equal_terms(make(name), compilation) for model, name in named.items()}
     before, chosen = jobs.read_settings(out, KIND) or {}, choose_device(device)
     path = jobs.find_data(out, next(iter(recipes.values())), data)
     recipes, counts, left_out = _fit(recipes, path, chosen, size, changes, named=bool(models))
@@ -179,7 +176,7 @@ def compare(
             every = (ModelJob(out, path, device, *each) for each in runs)
             results = tuple(job.result(counts.get(job.model)) for job in every)
             found = Comparison.read(out, task, spent.words(), results, notes)
-            jobs.write_report(out / "comparison", found.markdown(), found.to_json())
+            write_report(out / "comparison", found)
             return found
 
         for job in missing:
@@ -209,7 +206,7 @@ def _fit(
 
     Only a model that nobody `named` may be left out.
     """
-    wanted = _changes_by_model(changes, recipes)
+    wanted = terms.changes_by_model(changes, recipes)
     fitted, counts, left_out = {}, {}, {}
     for model, asked in recipes.items():
         asked.data.check_options(asked)
@@ -218,39 +215,19 @@ def _fit(
                 recipe = CHOOSE[asked.task](asked, data, device, size).recipe
             else:
                 recipe = asked.data.fit(asked, data)
-            recipe = changed(recipe, wanted.get(model, {}))
+            recipe = terms.changed(recipe, wanted.get(model, {}))
             with torch.device("meta"):  # shapes without numbers
                 counts[model] = parameter_count(build_model(recipe.model))
-        except ImportError as error:
+        except (ImportError, UnfitError) as error:
             if named:
-                raise TrainingError(str(error)) from None
-            left_out[model] = f"{asked.model_name} is left out. {error}"
-        except UnfitError as error:
-            if named:
-                raise
+                unfit = isinstance(error, UnfitError)
+                raise error if unfit else TrainingError(str(error)) from None
             left_out[model] = f"{asked.model_name} is left out. {error}"
         else:
             fitted[model] = recipe
     if not fitted:
         raise TrainingError(f"no model can be trained here: {'; '.join(left_out.values())}")
     return fitted, counts, left_out
-
-
-def _changes_by_model(
-    changes: Sequence[str], recipes: dict[str, Recipe]
-) -> dict[str, dict[str, str]]:
-    """Of `fst.model.width=64` the field and the value, for every model named."""
-    found: dict[str, dict[str, str]] = {}
-    for change in changes:
-        name, equals, value = change.partition("=")
-        model, _, field = name.partition(".")
-        if not equals or model not in recipes:
-            raise ValueError(
-                f"--set takes MODEL.FIELD=VALUE such as fst.model.width=64, with a model of "
-                f"{', '.join(recipes)}; got {change!r}"
-            )
-        found.setdefault(model, {})[field] = value
-    return found
 
 
 def _settle(

@@ -97,9 +97,8 @@ def run_apart(job: Job, console: Console, launch: Callable[[], int]) -> None:
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if code != 0 and not job.failure.exists():
-        how = f"ended with exit code {code}"
-        if code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
+        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else ""
+        how = ended or f"ended with exit code {code}"
         hint = " (often: out of memory)" if code == -signal.SIGKILL else ""
         write_text(job.failure, f"its process {how}{hint}\n")
 
@@ -154,23 +153,17 @@ def attempt(job: Job) -> int:
     return 0
 
 
-def write_report(path: Path, markdown: str, values: Any) -> None:
-    """A table as PATH.md and PATH.json."""
-    write_text(path.with_name(f"{path.name}.md"), markdown)
-    write_json(path.with_name(f"{path.name}.json"), values)
-
-
 def read_settings(folder: Path, kind: str) -> dict[str, Any] | None:
     """The settings that a folder was made with; None where it is empty or absent."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TrainingError(f"a {kind} trains on one device: start it without a launcher")
-    settings = read_json(folder / SETTINGS) if folder.is_dir() else None
+    if folder.exists() and not folder.is_dir():
+        raise TrainingError(f"{folder} is a file, expected a folder or a name for a new one")
+    settings: dict[str, Any] | None = read_json(folder / SETTINGS)
     if settings is not None:
         if not isinstance(settings, dict) or settings.get("kind") != kind:
             raise TrainingError(f"{folder} holds no {kind}: choose another folder")
         return settings
-    if folder.exists() and not folder.is_dir():
-        raise TrainingError(f"{folder} is a file, expected a folder or a name for a new one")
     ours = {LOCK, f"{SETTINGS}.part"}  # all that a call killed at its very start leaves
     if folder.is_dir() and any(path.name not in ours for path in folder.iterdir()):
         raise TrainingError(
@@ -199,8 +192,7 @@ def prepare_data(
 ) -> None:
     """Make what is missing of the data, and raise unless they are those of earlier calls."""
     recipe.data.prepare(data, device, console)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # of the solvers
+    release()  # the memory of the solvers
     recorded, found = read_json(folder / DATA) or {}, recipe.data.fingerprint(data)
     train_command.require_same_data(folder, recorded, found)
     if recorded.get("path") != str(data):

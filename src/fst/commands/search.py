@@ -20,13 +20,12 @@ from rich.console import Console
 from fst.commands import jobs
 from fst.commands import train as train_command
 from fst.commands.device import choose_device
-from fst.evaluation.comparison import CHECKS, Search, Trial
+from fst.evaluation.comparison import CHECKS, Search, Trial, write_report
 from fst.evaluation.rows import read_curves
 from fst.io import file_errors, read_json, write_json
 from fst.recipes import find
 from fst.recipes import search as search_recipes
 from fst.recipes.recipe import Recipe
-from fst.recipes.search import MORE_STEPS, RATES, STEPS
 from fst.terminal import Terminal
 from fst.training import checkpoint
 from fst.training.errors import NonFiniteError, TrainingError
@@ -70,9 +69,9 @@ def search(
     recipe: Recipe | str,
     out: Path,
     *,
-    rates: Sequence[float] = RATES,
-    steps: int = STEPS,
-    confirm: int = MORE_STEPS,
+    rates: Sequence[float] = search_recipes.RATES,
+    steps: int = search_recipes.STEPS,
+    confirm: int = search_recipes.MORE_STEPS,
     data: Path | None = None,
     device: str | None = None,
     console: Console | None = None,
@@ -88,8 +87,8 @@ def search(
     tried = [search_recipes.trial(recipe, rate, steps) for rate in sorted(rates)]
     if confirm:
         search_recipes.confirmation(tried[0], confirm)  # a wrong number, early
-    settings = {"kind": KIND, "rates": sorted(rates), "steps": steps, "confirm": confirm}
-    settings["recipe"] = recipe.to_json()
+    counts = {"rates": sorted(rates), "steps": steps, "confirm": confirm}
+    settings = {"kind": KIND, "recipe": recipe.to_json()} | counts
     jobs.require_same(out, before, settings)
     found = Search(recipe.name, (), None, None, recipe.training.learning_rate)
     with held(out):
@@ -99,7 +98,7 @@ def search(
             job = TrialJob(out, path, device, each)
             jobs.run_here(job, console)
             found = replace(found, trials=(*found.trials, job.result()))
-            jobs.write_report(out / "search", found.markdown(), found.to_json())
+            write_report(out / "search", found)
         scored = [(trial.score, trial.rate) for trial in found.trials if trial.score is not None]
         found = replace(found, selected=min(scored)[1] if scored else None)
         if confirm and found.selected is not None:
@@ -109,7 +108,7 @@ def search(
             _carry_on(out / f"rate-{found.selected:g}", job.run, longer)
             jobs.run_here(job, console)
             found = replace(found, confirmation=job.result())
-        jobs.write_report(out / "search", found.markdown(), found.to_json())
+        write_report(out / "search", found)
     console.print(found.table().terminal())
     console.print(found.conclusion(), highlight=False)
     console.print(f"table: {out / 'search.md'}", style="dim")
@@ -129,9 +128,8 @@ def _carry_on(tried: Path, run: Path, recipe: Recipe) -> None:
     if not last:
         raise TrainingError(f"{tried} has no checkpoint to carry on from")
     folder = RunFolder.create(unfinished, recipe.to_json())
+    folder.save_checkpoint(checkpoint.load(last[-1]), checkpoint.step_of(last[-1]), keep=1)
     with file_errors(unfinished):
         for name in ("metrics.jsonl", "run.json"):
             shutil.copyfile(tried / name, unfinished / name)
-    folder.save_checkpoint(checkpoint.load(last[-1]), checkpoint.step_of(last[-1]), keep=1)
-    with file_errors(run):
         unfinished.rename(run)

@@ -196,35 +196,24 @@ def resume(
     RunFolder.resume(out, checkpoint)  # a mistake is told at once
     with held(out):
         folder = RunFolder.resume(out, checkpoint)
-        return _resume(folder, rate_factor or 1.0, data, chosen, console)
-
-
-def _resume(
-    folder: RunFolder,
-    rate_factor: float,
-    data: Path | None,
-    device: torch.device,
-    console: Console | None,
-) -> Summary:
-    out = folder.path
-    if (out / "summary.json").is_file():
-        raise TrainingError(
-            f"{out} has finished; score it with: fst evaluate {out}, or train it longer in a new "
-            f"folder: fst train --from {out} --out NEW --steps N"
-        )
-    recipe = recipe_from_json(folder.recipe, source=str(out / "recipe.json"))
-    check_same_recipe(folder)
-    path = data_of_run(recipe, out, data)
-    recipe.data.check_fits(recipe, out, path)
-    training, validation = load(recipe, path, device, console)
-    check_same_data(out, recipe.data, path, training.samples)
-    if data is not None and PartialState().is_main_process:
-        record_data(out, data)
-    model = prepare_model(recipe, training.samples)
-    settings = _with_lower_rates(recipe.training, out, rate_factor)
-    summary = run_training(model, training, validation, settings, folder, console=console)
-    tell_error(recipe, summary, training, validation, console)
-    return summary
+        if (out / "summary.json").is_file():
+            raise TrainingError(
+                f"{out} has finished; score it with: fst evaluate {out}, or train it longer in a "
+                f"new folder: fst train --from {out} --out NEW --steps N"
+            )
+        recipe = recipe_from_json(folder.recipe, source=str(out / "recipe.json"))
+        check_same_recipe(folder)
+        path = data_of_run(recipe, out, data)
+        recipe.data.check_fits(recipe, out, path)
+        training, validation = load(recipe, path, chosen, console)
+        check_same_data(out, recipe.data, path, training.samples)
+        if data is not None and PartialState().is_main_process:
+            record_data(out, data)
+        model = prepare_model(recipe, training.samples)
+        settings = _with_lower_rates(recipe.training, out, rate_factor or 1.0)
+        summary = run_training(model, training, validation, settings, folder, console=console)
+        tell_error(recipe, summary, training, validation, console)
+        return summary
 
 
 def tell_error(

@@ -27,7 +27,7 @@ from fst.evaluation.rows import (
     steady_rate,
 )
 from fst.evaluation.tables import Table, unique
-from fst.io import flat, read_object
+from fst.io import flat, read_object, write_json, write_text
 from fst.pretrained import to_json
 from fst.terminal import markdown
 from fst.training.budget import MOST_WARMUP, Plan
@@ -430,3 +430,9 @@ def _line(trial: Trial, verdict: str) -> tuple[str, ...]:
     lowest = min((error for _, error in trial.errors), default=None)
     errors = _ERROR.text(trial.score), _ERROR.text(lowest)
     return f"{trial.rate:g}", f"{trial.steps:,}", *errors, trial.note or verdict
+
+
+def write_report(path: Path, found: Comparison | Search) -> None:
+    """A table as PATH.md and PATH.json."""
+    write_text(path.with_name(f"{path.name}.md"), found.markdown())
+    write_json(path.with_name(f"{path.name}.json"), found.to_json())

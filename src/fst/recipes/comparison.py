@@ -12,6 +12,7 @@ name it.
 
 import difflib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -70,6 +71,23 @@ def equal_terms(recipe: Recipe, compilation: Compilation = None) -> Recipe:
     elif compilation is not None:
         training = replace(training, compile=True, compile_mode=compilation)
     return replace(recipe, training=training, evaluation=recipe.evaluation.without_extras())
+
+
+def changes_by_model(
+    changes: Sequence[str], recipes: dict[str, Recipe]
+) -> dict[str, dict[str, str]]:
+    """Of `fst.model.width=64` the field and the value, for every model named."""
+    found: dict[str, dict[str, str]] = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        model, _, field = name.partition(".")
+        if not equals or model not in recipes:
+            raise ValueError(
+                f"--set takes MODEL.FIELD=VALUE such as fst.model.width=64, with a model of "
+                f"{', '.join(recipes)}; got {change!r}"
+            )
+        found.setdefault(model, {})[field] = value
+    return found
 
 
 def changed(recipe: Recipe, changes: dict[str, str]) -> Recipe:
