@@ -2,6 +2,7 @@
 
 import csv
 import io
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from fst.commands.predict import Guesses, write_guesses
 from fst.data.images import listed
 from fst.evaluation.report import Page, Section, describe, markdown_page, png
 from fst.evaluation.tables import error_table
-from fst.terminal import Terminal, markdown, printable, spreadsheet
+from fst.terminal import Terminal, markdown, printable, speak_plainly, spreadsheet
 
 HOSTILE = (
     "<script>alert(1)</script>[x](http://a.b)`code`[/bold]\x1b[31mred\x07\u202eoff\udcff|\nend"
@@ -105,3 +106,12 @@ def test_a_dollar_sign_in_a_figure_is_no_mathematics():
     assert png(figure).startswith(b"\x89PNG")
     assert axes.title.get_parse_math() is False
     assert all(label.get_parse_math() for label in axes.get_xticklabels())
+
+
+def test_warnings_to_a_user_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    speak_plainly()
+    assert warnings.formatwarning("too large", UserWarning, "a.py", 3) == (
+        "fst: warning: too large\n"
+    )
+    assert "a.py:3" in warnings.formatwarning("old", DeprecationWarning, "a.py", 3)

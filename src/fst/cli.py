@@ -19,7 +19,7 @@ from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
 from fst.commands import data as data_commands
-from fst.terminal import Terminal, one_line, printable
+from fst.terminal import Terminal, one_line, printable, speak_plainly
 from fst.version import __version__
 
 USER_ERROR, INTERRUPTED = 2, 130
@@ -372,6 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"function-space-transformer {__version__}")
         return 0
+    speak_plainly()
     try:
         check_command(words)
         run(words)

@@ -5,6 +5,7 @@ are spelled out: for a terminal (`printable`, `Terminal`), for Markdown and for 
 """
 
 import html
+import warnings
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +22,18 @@ def printable(text: str) -> str:
 def one_line(error: BaseException) -> str:
     """The message of an error on one line."""
     return printable(" ".join(str(error).split("\n")))
+
+
+def speak_plainly() -> None:
+    """Print warnings to the user as one line, without the place in the code that they came from."""
+    plain = warnings.formatwarning
+
+    def formatted(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> str:
+        if category is UserWarning:
+            return f"fst: warning: {printable(str(message))}\n"
+        return plain(message, category, *place, **rest)
+
+    warnings.formatwarning = formatted
 
 
 def markdown(text: str) -> str:

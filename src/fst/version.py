@@ -1,3 +1,3 @@
 """The version, stated once: the distribution, `fst --version`, data and runs read it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

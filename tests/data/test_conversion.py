@@ -51,8 +51,8 @@ def test_a_grid_of_the_wrong_shape_is_named():
         from_grid({"a": A}, {"u": U}, {"x": A[0], "y": Y})
 
 
-@pytest.mark.parametrize("stored", [False, True])
-def test_an_xarray_data_set_with_units(tmp_path, stored):
+@pytest.mark.parametrize("engine", [None, "scipy", "h5netcdf", "netcdf4"])
+def test_an_xarray_data_set_with_units(tmp_path, engine):
     xarray = pytest.importorskip("xarray")
     data = xarray.Dataset(
         {
@@ -62,9 +62,9 @@ def test_an_xarray_data_set_with_units(tmp_path, stored):
         },
         coords={"x": ("x", X, {"units": "m"}), "y": Y},
     )
-    if stored:
-        pytest.importorskip("scipy")
-        data.to_netcdf(tmp_path / "data.nc", engine="scipy")
+    if engine is not None:
+        pytest.importorskip({"netcdf4": "netCDF4"}.get(engine, engine))
+        data.to_netcdf(tmp_path / "data.nc", engine=engine)
         data = tmp_path / "data.nc"
     functions = from_xarray(data, ["a"], ["u"], sample="day", condition=["nu"])
     write_points(tmp_path / "grid.h5", functions)

@@ -49,6 +49,14 @@ def test_whole_batches_are_the_resident_ones(path):
     assert described.keys() == resident.describe().keys()
 
 
+@pytest.mark.parametrize("storage", ["resident", "streamed"])
+def test_a_mean_that_dwarfs_the_standard_deviation_is_said(tmp_path, storage):
+    near = ((s.positions, s.values, s.queries, s.targets / 10 + 293) for s in point_samples())
+    write_points(tmp_path / "kelvin.h5", (PointSample(*each) for each in near), DOMAIN)
+    with pytest.warns(UserWarning, match="mean of the targets is far larger"):
+        PointData(storage=storage).load(tmp_path / "kelvin.h5")
+
+
 def test_drawn_targets_are_those_of_the_row_without_repetition(path):
     resident, streamed = both(path)
     rows = torch.arange(len(resident))

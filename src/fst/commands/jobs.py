@@ -31,7 +31,7 @@ from rich.console import Console
 from fst.commands import train as train_command
 from fst.io import FileError, differences, file_errors, read_json, write_json, write_text
 from fst.recipes.recipe import Recipe
-from fst.terminal import Terminal, printable
+from fst.terminal import Terminal, printable, speak_plainly
 from fst.training import checkpoint
 from fst.training.budget import release
 from fst.training.errors import Interrupted, TrainingError, first_line
@@ -133,6 +133,7 @@ def main(job: Job) -> int:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
+    speak_plainly()
     return attempt(job)
 
 

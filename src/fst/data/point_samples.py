@@ -347,7 +347,7 @@ class TargetCheck:
             warnings.warn(
                 f"{self.file.path}: the mean of the targets is far larger than their standard "
                 f"deviation ({named}), so that a constant already has a relative error of about "
-                f"{1 / offsets[large].min():.2g}; --training.objective.channels standardized "
-                "measures in standard deviations instead",
+                f"{1 / offsets[large].min():.2g}; --training.objective.channels standardized, "
+                "which own/... recipes then choose, measures in standard deviations instead",
                 stacklevel=3,
             )
