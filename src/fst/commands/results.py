@@ -128,6 +128,7 @@ def describe(run: Path) -> Values:
         "task": row.task,
         "model": row.model,
         "recipe": row.recipe,
+        "data": row.data,
         "seed": row.seed,
         "seconds": round(seconds, 1),
         "compilation_and_validation_seconds": round(summary["seconds"] - seconds, 1),
@@ -147,6 +148,12 @@ def describe(run: Path) -> Values:
         "modified": git.get("modified"),
         "curve": read_timed_curve(run),
     }
+
+
+def _recipe(record: Values) -> str:
+    """The recipe of a record; with the name of the file where a user's own data were trained on."""
+    data = record.get("data")
+    return f"{record['recipe']} on {data.split()[0]}" if data else str(record["recipe"])
 
 
 def finest(rows: tuple[Row, ...]) -> Row:
@@ -244,7 +251,7 @@ def short(results: Path, comparisons: dict[str, Comparison]) -> str:
         "",
         runs.values(),
         {
-            "Recipe": lambda those: those[0]["recipe"],
+            "Recipe": lambda those: _recipe(those[0]),
             "Hardware": lambda those: those[0]["hardware"],
             "Steps": lambda those: f"{those[0]['steps']:,}",
             "Seconds": lambda those: _mean(each["seconds"] for each in those),
@@ -270,7 +277,7 @@ def short(results: Path, comparisons: dict[str, Comparison]) -> str:
 
 def record_table(records: Sequence[Values]) -> Table:
     columns: Columns = {
-        "Recipe": lambda each: each["recipe"],
+        "Recipe": _recipe,
         "Model": lambda each: each["model"],
         "Seed": lambda each: str(each["seed"]),
         "Steps": lambda each: f"{each['steps']:,}",
