@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 import fst
+from fst.base import build_model, parameter_count
 from fst.cli import USER_ERROR, main
 from fst.commands import train as train_command
 from fst.commands.recipes import summary
@@ -16,7 +17,7 @@ from fst.commands.train import check_same_data, data_path
 from fst.data import ImageData
 from fst.evaluation.classification import ClassificationSettings
 from fst.evaluation.protocol import EvaluationSettings
-from fst.recipes import find
+from fst.recipes import find, images
 from fst.recipes.recipe import recipe_from_json
 from fst.training.errors import TrainingError
 from image_fakes import image_files, write_folder
@@ -136,17 +137,37 @@ def test_a_twentieth_is_held_out(folder):
         assert fitted_to(asked, folder).data.held_out == count
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_sizes_follow_from_images_and_device(folder, model):
+    recipe = find(f"own/images-{model}")
+    small = images.choose(recipe, folder, torch.device("cpu"))
+    assert small.minutes is not None
+    assert small.recipe.name == f"{recipe.name}, small"
+    assert small.recipe.model.image_size == small.recipe.data.image_size == (64, 64)
+    assert small.recipe.model.class_names == ("blue", "green", "red")
+    count = small.recipe.data.count_training(folder)
+    assert small.recipe.training.batch_size == count == 29 - 3
+    assert small.recipe.training.schedule.maximum == images.FEWEST_STEPS
+    large = images.choose(recipe, folder, torch.device("cuda"))
+    assert (large.minutes, large.recipe.name) == (None, recipe.name)
+    assert large.recipe.model == replace(recipe.model, class_names=("blue", "green", "red"))
+    assert images.choose(recipe, folder, torch.device("cuda"), "small").recipe.model == (
+        small.recipe.model
+    )
+    assert parameter_count(build_model(small.recipe.model)) < 300_000
+
+
 def test_other_images_are_noticed(folder, tmp_path):
     data = ImageData(image_size=(16, 16), resize=16)
     training, _ = data.load(folder)
-    images = training.samples
-    described = images.describe()
+    samples = training.samples
+    described = samples.describe()
     assert (described["training_samples"], described["class_names"]) == (
         28,
         ["blue", "green", "red"],
     )
     (tmp_path / "run.json").write_text(json.dumps(described))
-    check_same_data(tmp_path, data, folder, images)
+    check_same_data(tmp_path, data, folder, samples)
     write_folder(tmp_path / "other" / "train", image_files(9, start=1))
     write_folder(tmp_path / "other" / "val", image_files(2))
     training, _ = data.load(tmp_path / "other")
@@ -161,7 +182,7 @@ def test_own_images_must_be_named(tmp_path):
 
 MISTAKES = {
     "set classes": (["--model.class-names", "a", "b"], "the classes are those of the data"),
-    "two sizes": (["--model.image-size", "64", "64"], "model.image_size and data.image_size must"),
+    "two sizes": (["--model.image-size", "32", "32"], "model.image_size and data.image_size must"),
     "a patch that does not divide": (["--model.patch-size", "48"], "patch_size"),
     "more parts than images": (
         ["--training.batch-size", "4", "--training.accumulate", "8"],

@@ -34,8 +34,8 @@ from fst.evaluation.protocol import device_name
 from fst.evaluation.rows import RESULTS, ROWS
 from fst.io import read_json, write_json
 from fst.pretrained import WEIGHTS, from_json
+from fst.recipes import CHOOSE, find, own
 from fst.recipes import comparison as terms
-from fst.recipes import find, own
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
 from fst.training.budget import Plan, make_plan, parse_budget, release
@@ -211,8 +211,8 @@ def _fit(
     for model, asked in recipes.items():
         asked.data.check_options(asked)
         try:
-            if asked.task == own.TASK:
-                recipe = own.choose(asked, data, device, size).recipe
+            if asked.task in CHOOSE:
+                recipe = CHOOSE[asked.task](asked, data, device, size).recipe
             else:
                 recipe = asked.data.fit(asked, data)
             recipe = terms.changed(recipe, wanted.get(model, {}))

@@ -16,7 +16,7 @@ from tyro.conf import AvoidSubcommands, arg
 from fst.commands import train as train_command
 from fst.commands.device import choose_device
 from fst.io import read_json
-from fst.recipes import find, own
+from fst.recipes import CHOOSE, find, own
 from fst.recipes.comparison import seed_of
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.training.budget import spend
@@ -77,8 +77,8 @@ def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console
             data = train_command.recorded_data(Path(short.start))
     recipe = asked
     given = short.start is not None or short.config is not None  # then nothing is left to choose
-    if data is not None and recipe.task == own.TASK and not given:
-        choice = own.choose(recipe, data, choose_device(short.device), short.size)
+    if data is not None and recipe.task in CHOOSE and not given:
+        choice = CHOOSE[recipe.task](recipe, data, choose_device(short.device), short.size)
         recipe, minutes, reasons = choice.recipe, choice.minutes, choice.reasons
     elif data is not None and recipe.data.shapes_options:
         recipe = recipe.data.fit(recipe, data)

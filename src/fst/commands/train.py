@@ -128,7 +128,7 @@ def _block(
     lines = {
         "model": f"{parameter_count(model):,} parameters",
         **_condition(recipe.model),
-        "loss": settings.objective.names[0].replace("_", " "),
+        "loss": settings.objective.loss_name,
         "batch": f"{settings.batch_size} samples, {drawn} of each",
         "steps": f"{plan.steps:,}, which is {epochs:,.0f} epochs",
         "regularisation": f"weight decay {settings.weight_decay:g}, {average}, best on validation",

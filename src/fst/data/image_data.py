@@ -103,6 +103,10 @@ class ImageData(DataSource, ImageAugmentation):
             return self.held_out
         return self._count_held_out(find_split(folder, TRAIN))
 
+    def count_training(self, folder: Path) -> int:
+        """How many images are learned from."""
+        return len(self._hold_out(find_split(folder, TRAIN))[0])
+
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
     ) -> None:

@@ -38,6 +38,8 @@ _FUNCTIONS: list[Callable[[], Recipe]] = [
     *fast.recipes(),
 ]
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _FUNCTIONS}
+CHOOSE = {own.TASK: own.choose, images.OWN: images.choose}
+"""For tasks on a user's own data: what fits a recipe to the data and the device."""
 
 
 class UnknownRecipeError(ValueError):

@@ -7,12 +7,17 @@ budget, so that their accuracies can be compared.
 """
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from fst.baselines import CNNViTConfig, ViTConfig
 from fst.data import ImageData
 from fst.data.image_data import CLASSES
 from fst.evaluation.classification import ClassificationSettings
 from fst.recipes import paper
+from fst.recipes.own import CPU_MINUTES, Choice, Size
 from fst.recipes.recipe import Recipe, short_name
 from fst.training.schedules import Stage, Stages, WarmupCosine
 from fst.training.settings import CrossEntropy, TrainingSettings
@@ -21,6 +26,22 @@ from fst.vision import ImageClassifierConfig
 THOUSAND = tuple(f"class {number:03d}" for number in range(1000))
 # Images of your own are resized by the paper's ratio of 256 to 224.
 SIZE, RESIZE, PATCH = (128, 128), 146, 8
+OWN = "own-images"
+# Sizes that two CPU cores can train in minutes.
+SMALL_DATA: dict[str, Any] = {"image_size": (64, 64), "resize": 73}
+SMALL_TRANSFORMER = {"width": 64, "layers": 4, "heads": 4, "hidden": 128}
+SMALL_ENCODER = {"channels": 16}
+SMALL: dict[type, dict[str, Any]] = {
+    ImageClassifierConfig: SMALL_ENCODER | {
+        "width": 64, "heads": 4, "fourier_bands": 8, "rows": 8, "anchors_per_row": 8,
+        "predictor_width": 32, "predictor_blocks": 1, "refinement_steps": 2,
+        "points_from_sobol": 64,
+    },
+    ViTConfig: SMALL_TRANSFORMER,
+    CNNViTConfig: SMALL_TRANSFORMER | SMALL_ENCODER | {"encoder_width": 64},
+}  # fmt: skip
+# Every image is seen at most so often, in no fewer and no more steps than these.
+MOST_EPOCHS, FEWEST_STEPS, MOST_STEPS = 300, 500, 5_000
 # Warm-up, cosine to 5 %, cosine tail to zero, constant 0.25 %.
 FALLING = Stages(
     (
@@ -129,14 +150,14 @@ def _own(
 ) -> Recipe:
     return Recipe(
         name=f"own/images-{short_name(paper_name)}",
-        task="own-images",
+        task=OWN,
         model_name=paper_name,
         model=model,
         data=ImageData(image_size=SIZE, resize=RESIZE, held_out=None),
         data_folder="",
         training=replace(
             TRAINING,
-            schedule=WarmupCosine(warmup=500, maximum=5_000),
+            schedule=WarmupCosine(warmup=500, maximum=MOST_STEPS),
             predictor_learning_rate=predictor_learning_rate,
             validate_every=250,
             checkpoint_every=1_000,
@@ -149,7 +170,7 @@ def own_fst() -> Recipe:
     """FST on images of your own, in class folders or tar files.
 
     Command: fst train own/images-fst --data my-images --out runs/mine
-    Cost: 5,000 steps of 256 images by default; set --training.schedule.maximum.
+    Cost: ten minutes on a CPU, 5,000 steps of 256 images on a GPU; set --minutes or --steps.
     """
     model = ImageClassifierConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH)
     return _own("FST", model, predictor_learning_rate=1e-5)
@@ -159,7 +180,7 @@ def own_vit() -> Recipe:
     """A plain vision transformer on images of your own.
 
     Command: fst train own/images-vit --data my-images --out runs/mine-vit
-    Cost: 5,000 steps of 256 images by default; set --training.schedule.maximum.
+    Cost: ten minutes on a CPU, 5,000 steps of 256 images on a GPU; set --minutes or --steps.
     """
     return _own("ViT", ViTConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH))
 
@@ -168,6 +189,45 @@ def own_cnn_vit() -> Recipe:
     """The vision transformer behind FST's patch encoder, on images of your own.
 
     Command: fst train own/images-cnn-vit --data my-images --out runs/mine-cnn-vit
-    Cost: 5,000 steps of 256 images by default; set --training.schedule.maximum.
+    Cost: ten minutes on a CPU, 5,000 steps of 256 images on a GPU; set --minutes or --steps.
     """
     return _own("CNN-ViT", CNNViTConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH))
+
+
+def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None = None) -> Choice:
+    """Fit a recipe to a folder of images and to a device."""
+    assert isinstance(recipe.data, ImageData)
+    cpu = device.type == "cpu"
+    size = size or ("small" if cpu else "paper")
+    fitted = recipe
+    if size == "small":
+        model: Any = recipe.model
+        sizes = SMALL[type(model)] | {"image_size": SMALL_DATA["image_size"]}
+        fitted = replace(
+            recipe,
+            name=f"{recipe.name}, small",
+            model_name=f"{recipe.model_name}, small",
+            model=replace(model, **sizes),
+            data=replace(recipe.data, **SMALL_DATA),
+        )
+    fitted = fitted.data.fit(fitted, path)
+    assert isinstance(fitted.data, ImageData)
+    images = fitted.data.count_training(path)
+    batch = min(32 if cpu else TRAINING.batch_size, images)
+    steps = max(FEWEST_STEPS, min(MOST_STEPS, MOST_EPOCHS * images // batch))
+    training = replace(
+        fitted.training,
+        schedule=WarmupCosine(warmup=steps // 10, maximum=steps),
+        batch_size=batch,
+        precision="fp32" if cpu else "bf16",
+        validate_every=max(1, steps // 20),
+    )
+    where = "a CPU" if cpu else "a GPU"
+    height, width = fitted.data.image_size
+    reasons = {
+        "model": f"{size} size, {height}×{width} pixels, for {where}; --size paper or small",
+        "batch": f"{images:,} training images on {where}; --batch-size",
+        "steps": f"at most {MOST_EPOCHS} epochs and {MOST_STEPS:,} steps; --steps or --minutes",
+        "regularisation": "augmentation and label smoothing",
+    }
+    return Choice(replace(fitted, training=training), CPU_MINUTES if cpu else None, reasons)

@@ -39,6 +39,10 @@ class Objective(ABC):
     def names(self) -> tuple[str, ...]:
         """Of the columns of `errors`."""
 
+    @property
+    def loss_name(self) -> str:
+        return self.names[0].replace("_", " ")
+
     @abstractmethod
     def check(self, model: Model, samples: Rows) -> None:
         """Raise, before training, where the model or the data are of another kind of task."""
@@ -172,6 +176,10 @@ class CrossEntropy(Objective):
     @property
     def names(self) -> tuple[str, ...]:
         return "top1_error", "top5_error"
+
+    @property
+    def loss_name(self) -> str:
+        return "cross entropy"
 
     def check(self, model: Model, samples: Rows) -> None:
         _require(self, "model", model, Classifier)
