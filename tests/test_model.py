@@ -221,6 +221,7 @@ ABLATIONS = {
     "adaptive, fixed": {"length_scales": "fixed"},
     "learned scales": {"length_scales": "learned"},
     "learned coordinates": {"coordinates": "learned", "length_scales": "spacing"},
+    "staggered": {"coordinates": "staggered"},
     "anchor attention": {"update": "anchor-attention", "length_scales": "fixed"},
     "observe first": {"observe": "first-step"},
     "fixed points": {"resample_points": False},
@@ -264,6 +265,16 @@ def test_learned_coordinates_start_even_and_move_alike_for_every_input():
     assert (moved[:, 0, 1:-1] > even[:, 0, 1:-1]).all()
     torch.testing.assert_close(moved[:, 1:], even[:, 1:])
     torch.testing.assert_close(moved[0], moved[1])
+
+
+def test_staggered_rows_are_half_a_gap_apart_between_their_ends():
+    model = small_model(small_config(coordinates="staggered", length_scales="fixed"))
+    along = model(some_observations(model)).anchors.positions.view(2, 4, 5, 2)[..., 1]
+    assert (along[..., 0] == 0).all()
+    assert (along[..., -1] == 1).all()
+    apart = along[:, 1:, 1:-1] - along[:, :-1, 1:-1]
+    signs = torch.tensor([1.0, -1.0, 1.0]).to(apart)[:, None]
+    torch.testing.assert_close(apart, (signs * 0.5 / 4).expand_as(apart))
 
 
 def test_observe_first_reads_once():

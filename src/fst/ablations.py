@@ -1,4 +1,4 @@
-"""The paper's ablations (Tables 4 to 6) and two variants of ours, each in place of a class of the
+"""The paper's ablations (Tables 4 to 6) and three variants of ours, each in place of a class of the
 method.
 
 `build_predictor` and `build_layer` choose what a configuration asks for.
@@ -46,6 +46,31 @@ class UniformCoordinates(nn.Module):
         dtype = torch.promote_types(torch.float32, tokens.dtype)
         even = torch.linspace(0, 1, gaps + 1, dtype=dtype, device=tokens.device)
         return even.expand(batch, self.rows, -1)
+
+
+class StaggeredCoordinates(nn.Module):
+    """Ours, not the paper's: even spacing, neighbouring rows apart by half a gap.
+
+    All anchors of a row but those at its ends move by a quarter of a gap, in every other row to the
+    other side. So rows see between each other's anchors.
+    """
+
+    moves: Tensor
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        super().__init__()
+        numbers = torch.meshgrid(*(torch.arange(count) for count in rows), indexing="ij")
+        parity = sum((number.flatten() for number in numbers), torch.zeros(math.prod(rows))) % 2
+        self.register_buffer("moves", 0.5 * parity - 0.25, persistent=False)
+
+    def forward(self, tokens: Float[Tensor, "b j w"]) -> Float[Tensor, "b p j+1"]:
+        batch, gaps, _ = tokens.shape
+        dtype = torch.promote_types(torch.float32, tokens.dtype)
+        even = torch.linspace(0, 1, gaps + 1, dtype=dtype, device=tokens.device)
+        inner = even[1:-1] + self.moves[:, None].to(dtype) / gaps  # p j-1
+        ends = even[[0, -1]].expand(len(inner), -1)
+        along = torch.cat((ends[:, :1], inner, ends[:, 1:]), dim=1)
+        return along.expand(batch, -1, -1)
 
 
 class LearnedCoordinates(nn.Module):
@@ -189,6 +214,8 @@ def build_predictor(config: FunctionSpaceConfig, inputs: int) -> AnchorPredictor
             coordinates = AdaptiveCoordinates(width, rows)
         case "learned":
             coordinates = LearnedCoordinates(rows, gaps)
+        case "staggered":
+            coordinates = StaggeredCoordinates(config.rows)
         case "uniform":
             coordinates = UniformCoordinates(rows)
     scales: LengthScales

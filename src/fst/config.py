@@ -120,8 +120,9 @@ class FunctionSpaceConfig(OperatorConfig):
     sobol_seed: int = 2026091323
     """Of those from the Sobol sequence, outside training."""
 
-    coordinates: Literal["adaptive", "learned", "uniform"] = "adaptive"
-    """Whether anchors move with the observations, are learned for all samples, or lie evenly."""
+    coordinates: Literal["adaptive", "learned", "staggered", "uniform"] = "adaptive"
+    """Whether anchors move with the observations, are learned for all samples, or lie evenly, with
+    neighbouring rows half a gap apart or not."""
     length_scales: Literal["adaptive", "spacing", "learned", "fixed"] = "adaptive"
     """Of the blend: predicted for each sample, or predicted multiples of the distance between
     neighbouring anchors, or learned for all samples, or fixed."""
