@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+_PLAIN = warnings.formatwarning
+
 
 def printable(text: str) -> str:
     """The text with escape sequences, other control characters and lone surrogates spelled out."""
@@ -24,16 +26,15 @@ def one_line(error: BaseException) -> str:
     return printable(" ".join(str(error).split("\n")))
 
 
+def _formatted(message: Warning | str, category: type[Warning], *where: Any, **rest: Any) -> str:
+    if category is UserWarning:
+        return f"fst: warning: {printable(str(message))}\n"
+    return _PLAIN(message, category, *where, **rest)
+
+
 def speak_plainly() -> None:
-    """Print warnings to the user as one line, without the place in the code that they came from."""
-    plain = warnings.formatwarning
-
-    def formatted(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> str:
-        if category is UserWarning:
-            return f"fst: warning: {printable(str(message))}\n"
-        return plain(message, category, *place, **rest)
-
-    warnings.formatwarning = formatted
+    """Print warnings to the user as one line, without the line of code that they came from."""
+    warnings.formatwarning = _formatted
 
 
 def markdown(text: str) -> str:
