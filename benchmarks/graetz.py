@@ -29,11 +29,11 @@ def samples(arrays: dict[str, np.ndarray]) -> Iterator[PointSample]:
         yield PointSample(seen, np.ones((len(seen), 1)), nodes, solution[:, None], parameters)
 
 
-def main() -> None:
+def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     with np.load(arguments.file) as stored:
         arrays = dict(stored)
     points = arrays["points"].astype(float)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fst import FunctionSpaceConfig, FunctionSpaceTransformer, Observations, parameter_count
-from fst.ablations import ObserveFirstLayer
+from fst.ablations import ObserveFirstLayer, StaggeredCoordinates
 from restatement import Restatement
 from small import config_on, small_config, small_model, some_observations, some_queries
 
@@ -275,6 +275,16 @@ def test_staggered_rows_are_half_a_gap_apart_between_their_ends():
     apart = along[:, 1:, 1:-1] - along[:, :-1, 1:-1]
     signs = torch.tensor([1.0, -1.0, 1.0]).to(apart)[:, None]
     torch.testing.assert_close(apart, (signs * 0.5 / 4).expand_as(apart))
+
+
+@pytest.mark.parametrize(
+    ("rows", "moves"),
+    [((), [-1]), ((3,), [-1, 1, -1]), ((2, 3), [-1, 1, -1, 1, -1, 1])],
+)
+def test_rows_are_staggered_on_any_number_of_axes(rows, moves):
+    along = StaggeredCoordinates(rows)(torch.zeros(2, 4, 1))
+    inner = torch.linspace(0, 1, 5)[1:-1] + torch.tensor(moves)[:, None] / 16
+    torch.testing.assert_close(along[:, :, 1:-1], inner.expand(2, -1, -1))
 
 
 def test_observe_first_reads_once():

@@ -59,9 +59,10 @@ class StaggeredCoordinates(nn.Module):
 
     def __init__(self, rows: Sequence[int]) -> None:
         super().__init__()
-        numbers = torch.meshgrid(*(torch.arange(count) for count in rows), indexing="ij")
-        parity = sum((number.flatten() for number in numbers), torch.zeros(math.prod(rows))) % 2
-        self.register_buffer("moves", 0.5 * parity - 0.25, persistent=False)
+        number = torch.zeros(1)  # the sum of a row's numbers on its axes
+        for count in rows:
+            number = (number[:, None] + torch.arange(count)).flatten()
+        self.register_buffer("moves", 0.5 * (number % 2) - 0.25, persistent=False)
 
     def forward(self, tokens: Float[Tensor, "b j w"]) -> Float[Tensor, "b p j+1"]:
         batch, gaps, _ = tokens.shape

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from data_examples import DARCY, POINTS, TIMES
-from fst.data import DataError, burgers, darcy
+from fst.data import DataError, burgers, darcy, darcy_data
 from fst.data.burgers_data import PeriodicSamples
 from fst.data.darcy_data import SquareSamples
 from fst.data.samples import (
@@ -173,6 +173,16 @@ def test_reflections_of_other_samples_are_refused(tmp_path):
     other.make(path, "train", device="cpu", console=QUIET, force=True)
     with pytest.raises(DataError, match="reflections of other samples"):
         other.load(tmp_path, augment=True)
+
+
+def test_files_of_another_version_of_fst_can_be_reflected(tmp_path, monkeypatch):
+    with monkeypatch.context() as before:
+        before.setattr(darcy_data, "__version__", "0.0.1")
+        DARCY.prepare(tmp_path, "cpu", QUIET)
+    data = replace(DARCY, symmetries="square")
+    data.prepare(tmp_path, "cpu", QUIET)
+    training, _ = data.load(tmp_path, augment=True)
+    assert isinstance(training.samples, SquareSamples)
 
 
 def test_published_darcy_files_cannot_be_reflected_but_can_be_transposed(tmp_path):

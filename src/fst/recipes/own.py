@@ -171,7 +171,7 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
     reasons = {
         "loss": f"{spread} standard deviations; --training.objective.channels",
         "model": f"{size} size, for {where}; --size paper or small",
-        "condition": f"{'' if wide else 'not '}positive with a range of a factor of "
+        "condition": f"{'all positive' if wide else 'not all positive, or not'} over a factor of "
         f"{WIDE_RANGE:g} or more; --model.{'no-' if wide else ''}log-condition",
         "batch": f"{number} on {where}; --batch-size",
         "steps": f"at most {MOST_EPOCHS:,} epochs and {MOST_STEPS:,} steps; --steps or --minutes",
