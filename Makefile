@@ -2,7 +2,10 @@
 PYTHON ?= python3
 ENVIRONMENT := .venv
 BIN := $(ENVIRONMENT)/bin
+# The package with what `make demo` needs, and on top of it the tools of `make test`.
 STAMP := $(ENVIRONMENT)/.installed
+TOOLS := $(ENVIRONMENT)/.tools-installed
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 OUT ?= runs/demo
 
 .PHONY: demo test check docs format environment clean
@@ -16,17 +19,21 @@ help:
 	@echo "make format  rewrite the sources in the house format"
 	@echo "make clean   remove the environment and caches"
 
-environment: $(STAMP)
+environment: $(TOOLS)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(ENVIRONMENT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,baselines,explore]'
+	$(INSTALL) -e '.[explore]'
 	touch $(STAMP)
+
+$(TOOLS): $(STAMP)
+	$(INSTALL) -e '.[dev,baselines,explore]'
+	touch $(TOOLS)
 
 demo: $(STAMP)
 	$(BIN)/fst demo --out $(OUT)
 
-check: $(STAMP)
+check: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -35,12 +42,12 @@ check: $(STAMP)
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 15
 
-docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+docs: $(TOOLS)
+	$(INSTALL) -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "see it: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1"
 
-format: $(STAMP)
+format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -379,6 +379,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from fst.training.loop import end_processes
 
         end_processes(0)
+    except BrokenPipeError:  # whoever read the output, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        return 0
     except KeyboardInterrupt:
         goes_on = words[:1] in (["data"], ["compare"], ["search"])
         hint = "; the same command goes on where it stopped" if goes_on else ""

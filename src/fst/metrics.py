@@ -85,3 +85,8 @@ def top_errors(
     limits = torch.tensor(counts, device=scores.device)
     wrong = (ranks[:, None] >= limits).float()
     return wrong.where(scores.isfinite().all(dim=1, keepdim=True), torch.nan)
+
+
+def in_words(measure: str) -> str:
+    """The name of a measure, as files have it, for a reader: relative L2."""
+    return measure.replace("_", " ").replace("l2", "L2")

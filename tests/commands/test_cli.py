@@ -37,6 +37,12 @@ def test_the_version(capsys):
     assert run(capsys, "--version") == (0, f"function-space-transformer {__version__}\n", "")
 
 
+def test_a_reader_that_has_enough_is_no_error():
+    command = f"{sys.executable} -m fst.cli train own/fst --help | head -c 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("u", "")
+
+
 def test_the_search_offers_the_papers_numbers():
     options = inspect.signature(search).parameters
     assert options["rates"].default == RATES

@@ -103,7 +103,7 @@ def test_minutes_become_steps_by_a_measurement(points, tmp_path, capsys, monkeyp
     monkeypatch.undo()
     assert train("own/fst", "--data", points, "--out", tmp_path / "b", "--minutes", 0.3) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"own/fst, small\n  model +[\d,]+ parameters +\[small size, for a CPU", shown)
+    assert re.search(r"own/fst, small\n  model +[\d,]+ parameters +\[as asked\]", shown)
     steps = recipe(tmp_path / "b")["training"]["schedule"]["maximum"]
     assert f"steps          {steps:,}, which is" in shown
     assert re.search(r"time +0:00:\d\d at .* steps a second \(measured\)", shown)
@@ -155,6 +155,7 @@ def test_weights_that_do_not_fit_are_named(run, points, tmp_path, capsys):
         (["own/fst", "--seeds", "0"], "seeds must be at least 1"),
         (["own/fst", "--steps", "3"], "steps must be at least 10"),
         (["own/fst", "--minutes", "-1"], "budget must be above 0"),
+        (["own/fst", "--minutes", "1", "--steps", "20"], "give --steps or --minutes, not both"),
     ],
 )
 def test_mistakes_are_one_line(words, message, points, tmp_path, capsys):
@@ -181,7 +182,7 @@ def test_other_models_train_on_points_of_a_grid(name, tmp_path):
         (
             "transolver",
             {"condition": lambda phase: [phase]},
-            "Transolver takes 0 condition channels, .* has 1",
+            "Transolver takes no condition channel, .* has 1; own/fst takes any number",
         ),
     ],
 )
@@ -197,6 +198,8 @@ def test_the_choice_follows_device_and_samples(tmp_path):
     small = own.choose(find("own/fst"), few, cpu)
     assert small.recipe.name == "own/fst, small"
     assert small.minutes == own.CPU_MINUTES
+    assert small.explain(small.recipe) == small.reasons
+    assert small.reasons["model"].startswith("small size, for a CPU")
     assert small.recipe.training.weight_decay > 0
     assert small.recipe.training.average is not None
     large = own.choose(find("own/fst"), many, gpu)
@@ -241,6 +244,37 @@ def test_targets_far_from_zero_are_warned_of_and_standardised(tmp_path):
     assert choice.recipe.training.objective.channels == "standardized"
     near = own.choose(find("own/fst"), write(tmp_path / "near.h5"), torch.device("cpu"))
     assert near.recipe.training.objective.channels == "original"
+
+
+def test_target_channels_of_different_sizes_are_standardised(tmp_path):
+    wave = np.sin(np.linspace(0, 6, 64))[:, None]
+    points = np.linspace(0, 1, 64)[:, None]
+    samples = [PointSample(points, wave, points, wave * [1.0, 1e4])] * 10
+    write_points(tmp_path / "two.h5", samples, Domain((0.0,), (1.0,)))
+    choice = own.choose(find("own/fst"), tmp_path / "two.h5", torch.device("cpu"))
+    assert choice.recipe.training.objective.channels == "standardized"
+    assert "channels differ by a factor of 1e+04" in choice.reasons["loss"]
+
+
+def test_the_block_before_training_says_what_was_asked_and_what_was_chosen(
+    points, tmp_path, capsys
+):
+    words = ("--data", points, "--out", tmp_path / "a", "--batch-size", 3, "--minutes", 0.02)
+    assert train("own/fst", *words, "--training.objective.scale", "absolute") == 0
+    block = capsys.readouterr().out
+    assert re.search(r"model .*\[as asked\]", block)  # the test's own sizes
+    assert re.search(r"loss +l2  \[as asked\]", block, re.IGNORECASE)
+    assert re.search(r"batch +3 samples.*\[as asked\]", block)
+    assert re.search(r"steps .*\[as many as fit into 0\.02 minutes", block)
+    assert re.search(r"regularisation .*\[16 training samples, fewer than 1,000\]", block)
+
+
+def test_a_run_that_starts_from_weights_says_how_long_it_will_take(run, tmp_path, capsys):
+    assert (
+        main(["train", "--from", str(run), "--out", str(tmp_path / "a"), "--steps", "12", *CPU])
+        == 0
+    )
+    assert re.search(r"time +0:00:0\d at \d+ steps a second", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

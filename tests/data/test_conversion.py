@@ -129,6 +129,38 @@ def test_bad_tables_are_one_clear_error():
         from_table(table, ["x"], ["u"], ["u"], condition=["nu"])
 
 
+def test_a_table_needs_no_condition():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"sample": [0, 0, 1], "x": [0.0, 1.0, 2.0], "u": [1.0, 2.0, 3.0]})
+    samples = from_table(table, ["x"], ["u"], ["u"]).samples
+    assert [len(each.positions) for each in samples] == [2, 1]
+    assert samples[0].condition is None
+
+
+def test_cells_that_are_no_numbers_are_named():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"sample": [0, 0], "x": [0.0, 1.0], "u": [1.0, 2.0]})
+    with pytest.raises(DataError, match="column u must hold numbers .*'warm'"):
+        from_table(table.assign(u=["warm", "cold"]), ["x"], ["u"], ["u"])
+    with pytest.raises(DataError, match="column x must hold real numbers.*timedelta64"):
+        from_table(table.assign(x=pandas.Timestamp("2020-01-01")), ["x"], ["u"], ["u"])
+    times = np.array(["2020-01-01", "2020-01-02"], "datetime64[s]")
+    with pytest.raises(DataError, match="axis t must hold real numbers.*timedelta64"):
+        from_grid({"u": np.ones((1, 2))}, {"u": np.ones((1, 2))}, {"t": times})
+    with pytest.raises(DataError, match="column seen must hold true and false"):
+        from_table(table.assign(seen=["yes", "no"]), ["x"], ["u"], ["u"], observed="seen")
+    seen = from_table(table.assign(seen=[1.0, np.nan]), ["x"], ["u"], ["u"], observed="seen")
+    assert len(seen.samples[0].positions) == 1
+
+
+def test_arrays_without_names_and_one_mesh_are_refused():
+    with pytest.raises(TypeError, match="axes must be"):
+        from_grid({"u": np.ones((1, 2))}, {"u": np.ones((1, 2))}, [X])
+    pytest.importorskip("meshio")
+    with pytest.raises(TypeError, match="meshes must be a sequence with one a sample"):
+        from_meshes("a.vtu", ["u"], ["u"])
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_meshes_keep_their_triangles(tmp_path, stored):
     meshio = pytest.importorskip("meshio")

@@ -25,6 +25,9 @@ from data_examples import (
 )
 from fst.data import (
     DataError,
+    Label,
+    Labels,
+    PointSample,
     burgers_data,
     check_file,
     check_folder,
@@ -386,6 +389,20 @@ class TestCheck:
         facts = self.facts(path)
         assert facts["samples"] == "9"
         assert facts["domain"] == "(0.0, -1.0) to (2.0, 1.0)"
+
+    def test_points_channel_by_channel(self, tmp_path):
+        points = [[0.5, 0.0], [1.0, 0.5]]
+        targets = [[292.0, -1.0], [294.0, 3.0]]
+        sample = PointSample(points, [[1.0], [2.0]], points, targets, condition=[0.25])
+        labels = Labels(targets=[Label("T", "K"), Label("u", "m/s")], condition=["viscosity"])
+        write_points(tmp_path / "mine.h5", [sample] * 3, DOMAIN, labels=labels)
+        with pytest.warns(UserWarning, match="mean of the targets is far larger") as warned:
+            facts = self.facts(tmp_path / "mine.h5")
+        assert any("root mean squares differ" in str(each.message) for each in warned)
+        temperature, speed = facts["targets"].splitlines()
+        assert temperature == "T [K]: 292 to 294, mean 293, standard deviation 1"
+        assert speed == "u [m/s]: -1 to 3, mean 1, standard deviation 2"
+        assert facts["condition"].startswith("viscosity: 0.25 to 0.25")
 
     def test_every_number_is_looked_at(self, tmp_path):
         path = write_published(tmp_path)

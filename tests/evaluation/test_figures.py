@@ -307,3 +307,16 @@ def test_training_curves():
     np.testing.assert_array_equal(right.lines[0].get_xydata(), [(500, 0.2), (1000, 0.1)])
     assert is_png(figure)
     assert figures.training([("b", Curves())], RELATIVE) is None
+    own = figures.training([("a", Curves(loss, measure="standardized relative L2"))], RELATIVE)
+    assert own.axes[0].get_title() == "training loss (mean squared standardized relative L2)"
+    assert own.axes[1].get_title() == "validation error (mean standardized relative L2)"
+
+
+def test_labels_of_colour_bars_are_no_longer_than_the_bars(fields):
+    flat = replace(fields, target_labels=np.array(["temperature of the wall (K)"]))
+    figure = figures.solutions(flat)
+    figure.canvas.draw()
+    bars = [panel for panel in figure.axes if panel.get_label() == "<colorbar>"]
+    assert bars
+    for bar in bars:
+        assert bar.yaxis.label.get_window_extent().height <= 1.2 * bar.get_window_extent().height

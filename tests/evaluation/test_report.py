@@ -304,6 +304,15 @@ def test_curves_skip_what_a_killed_writer_left(written):
     assert read_curves(folder / "nothing.jsonl") == Curves()
 
 
+def test_curves_know_a_measure_of_their_own(tmp_path):
+    line = {"kind": "validation", "step": 5, "error": 0.3, "best": 0.3}
+    line |= {"standardized_relative_l2": 0.3, "relative_l2": 0.01}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    found = read_curves(tmp_path / "metrics.jsonl")
+    assert found == Curves((), ((5, 0.3),), "standardized relative L2")
+    assert read_curves(tmp_path / "metrics.jsonl", "relative_l2").validation == ((5, 0.01),)
+
+
 def test_the_origin_comes_from_the_run_folder(tmp_path):
     words = {"recipe": "burgers-single/fst", "task": "burgers-single", "model": "FST", "seed": 3}
     bare = Origin(run=tmp_path.name, **words)

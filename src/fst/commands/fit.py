@@ -44,7 +44,8 @@ def fit(
             run,
             data=path,
             device=device,
-            minutes=minutes or choice.minutes,
+            minutes=minutes,
+            most_minutes=choice.minutes,
             reasons=choice.reasons,
             console=None if quiet else Terminal(),
         )

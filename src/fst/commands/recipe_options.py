@@ -70,7 +70,7 @@ def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console
     """Start new runs from the words after `fst train`, the recipe's name first if there is one."""
     short, _ = tyro.cli(ShortOptions, args=_without_help(arguments), return_unknown_args=True)
     asked = _named(name, short)
-    data, reasons, minutes = short.data, {}, None
+    data, choice = short.data, None
     if short.start is not None:
         asked = replace(asked, model=train_command.saved_config(short.start, asked))
         if name is None and short.config is None and data is None:
@@ -79,7 +79,7 @@ def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console
     given = short.start is not None or short.config is not None  # then nothing is left to choose
     if data is not None and recipe.task in CHOOSE and not given:
         choice = CHOOSE[recipe.task](recipe, data, choose_device(short.device), short.size)
-        recipe, minutes, reasons = choice.recipe, choice.minutes, choice.reasons
+        recipe = choice.recipe
     elif data is not None and recipe.data.shapes_options:
         recipe = recipe.data.fit(recipe, data)
     recipe = recipe.data.shown(_shortened(recipe, short))
@@ -92,8 +92,12 @@ def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console
     if options.seeds < 1:
         raise TrainingError(f"seeds must be at least 1, got {options.seeds}")
     recipe.data.check_changes(options.recipe)
+    if options.minutes is not None and short.steps is not None:
+        raise TrainingError("give --steps or --minutes, not both")
+    reasons = (
+        None if recipe.task not in CHOOSE else choice.explain(options.recipe) if choice else {}
+    )
     untouched = short.steps is None and options.recipe.training.schedule == recipe.training.schedule
-    minutes = options.minutes or (minutes if untouched else None)
     folders = [options.out]
     if options.seeds > 1:
         folders = [options.out / f"seed{number + 1}" for number in range(options.seeds)]
@@ -106,7 +110,8 @@ def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console
             folder,
             data=data,
             device=short.device,
-            minutes=minutes,
+            minutes=options.minutes,
+            most_minutes=choice.minutes if choice and untouched else None,
             weights=short.start,
             reasons=reasons,
             console=console,

@@ -55,15 +55,16 @@ def train(
     data: Path | None = None,
     device: str | None = None,
     minutes: float | None = None,
+    most_minutes: float | None = None,
     weights: str | Path | None = None,
     reasons: Mapping[str, str] | None = None,
     console: Console | None = None,
 ) -> Summary:
     """Start a new run in `out`, which must be empty or absent.
 
-    With `minutes` its steps fill this time, and no more than the schedule allows. `weights` are a
-    run or a saved model to start from. `reasons` say why a recipe is as it is, for one block of
-    text before training starts.
+    With `minutes` its steps fill this time; with `most_minutes` they are those of the schedule, or
+    fewer. `weights` are a run or a saved model to start from. `reasons` say why a recipe is as it
+    is, for one block of text before training starts.
     """
     chosen = choose_device(device)
     RunFolder.require_free(out)
@@ -76,33 +77,40 @@ def train(
         check_wandb(recipe.training)
     training, validation = load(recipe, data, chosen, console)
     # A run of a few steps is over before it is measured.
-    if minutes is not None or (reasons and recipe.training.schedule.maximum >= FEWEST_STEPS):
-        recipe = fit_to_budget(recipe, minutes, reasons or {}, training, validation, console)
+    told = reasons is not None and recipe.training.schedule.maximum >= FEWEST_STEPS
+    if minutes is not None or told:
+        splits = training, validation
+        recipe = fit_to_budget(recipe, minutes, most_minutes, reasons or {}, *splits, console)
     return start(recipe, out, data, training, validation, console, weights=weights)
 
 
 def fit_to_budget(
     recipe: Recipe,
     minutes: float | None,
+    most_minutes: float | None,
     reasons: Mapping[str, str],
     training: TrainingSplit[Rows],
     validation: ValidationSplit[Rows],
     console: Console | None,
 ) -> Recipe:
-    """Measure the recipe on this machine, fit its steps into `minutes`, and say what follows."""
+    """Measure the recipe on this machine, fit its steps into a time, and say what follows."""
     settings, most = recipe.training, recipe.training.schedule.maximum
+    time = minutes if minutes is not None else most_minutes
 
     def build() -> Model:
         return prepare_model(recipe, training.samples)
 
     voice = (console or Terminal()) if PartialState().is_main_process else Terminal(quiet=True)
     voice.print("measuring how long a step takes on this machine", highlight=False)
-    if minutes is None:
+    if time is None:
         plan = make_plan(StepBudget(most), build, settings, training, validation, validate=True)
     else:
         # A time that somebody asked for is used up; one that was chosen ends with the schedule.
-        seconds, most_steps = 60 * minutes, most if reasons else math.inf
-        settings, plan = fit_to_time(seconds, most_steps, build, settings, training, validation)
+        most_steps = most if minutes is None else math.inf
+        settings, plan = fit_to_time(60 * time, most_steps, build, settings, training, validation)
+        if minutes is not None or plan.steps < most:
+            fitted = f"as many as fit into {time:g} minutes; --steps or --minutes"
+            reasons = {**reasons, "steps": fitted}
     if plan.note is not None:
         voice.print(plan.note, highlight=False)
         settings = replace(settings, compile=False)
@@ -122,6 +130,7 @@ def _block(
     settings, measured = recipe.training, plan.calibration
     validations = math.ceil(plan.steps / settings.validate_every)
     seconds = plan.steps / measured.steps_per_second + validations * measured.validation_seconds
+    compiling = measured.compilation_seconds
     drawn = "all targets" if settings.queries is None else f"{settings.queries:,} targets"
     average = "no average" if settings.average is None else f"weights averaged ({settings.average})"
     epochs = plan.steps * settings.batch_size / samples
@@ -132,13 +141,19 @@ def _block(
         "batch": f"{settings.batch_size} samples, {drawn} of each",
         "steps": f"{plan.steps:,}, which is {epochs:,.0f} epochs",
         "regularisation": f"weight decay {settings.weight_decay:g}, {average}, best on validation",
-        "time": f"{duration(seconds)} at {measured.steps_per_second:.2g} steps a second (measured)",
+        "time": f"{duration(seconds)} at {_rounded(measured.steps_per_second)} steps a second "
+        "(measured)"
+        + (f", and at most {duration(compiling)} to compile" if compiling >= 1 else ""),
     }
     shown = [
         f"  {name:15}{text}{f'  [{reasons[name]}]' if name in reasons else ''}"
         for name, text in lines.items()
     ]
     return "\n".join((recipe.name, *shown))
+
+
+def _rounded(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _condition(config: Any) -> dict[str, str]:

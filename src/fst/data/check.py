@@ -66,6 +66,22 @@ class _Range(RunningMoments):
         )
 
 
+class _Channels:
+    """The range of each channel by its name, a line each."""
+
+    def __init__(self, labels: tuple[point_files.Label, ...]) -> None:
+        self.ranges = {label: _Range() for label in labels}
+
+    def see(self, block: np.ndarray | None) -> None:
+        if block is not None:
+            for found, column in zip(self.ranges.values(), block.T, strict=True):
+                found.see(column)
+
+    def __str__(self) -> str:
+        lines = [f"{_names((label,))}: {found}" for label, found in self.ranges.items()]
+        return "\n".join(lines) or "none"
+
+
 def check(path: Path) -> Iterator[Description]:
     """Recognise what a path holds, read all of it, and describe it; or raise a `DataError`."""
     if not path.is_dir():
@@ -146,7 +162,7 @@ def _check_points(path: Path) -> Description:
     file = point_files.read_points(path)
     if file.partition is not None:
         point_files.check_trainable(path, file.partition, len(file))
-    values, targets = _Range(), _Range()
+    values, targets, conditions = map(_Channels, (file.values, file.targets, file.condition))
     learnable = point_samples.TargetCheck(file)
     for first in range(0, len(file), _BLOCK_SAMPLES):
         rows = np.arange(first, min(first + _BLOCK_SAMPLES, len(file)))
@@ -154,16 +170,16 @@ def _check_points(path: Path) -> Description:
         queried = file.queries(rows)
         targets.see(queried.values)
         learnable.see(rows, queried)
-        file.conditions(rows)
+        conditions.see(file.conditions(rows))
     learnable.finish(learned=False)
-    learnable.warn_of_sizes()
+    learnable.warn()
     facts = (
         ("samples", f"{len(file):,}"),
         ("domain", f"{file.domain.low} to {file.domain.high}"),
         ("axes", _names(file.axes)),
-        ("values", f"{_names(file.values)}: {values}"),
-        ("targets", f"{_names(file.targets)}: {targets}"),
-        ("condition", _names(file.condition) or "none"),
+        ("values", str(values)),
+        ("targets", str(targets)),
+        ("condition", str(conditions)),
         ("observations a sample", _sizes(file.observation_offsets)),
         ("queries a sample", _sizes(file.query_offsets)),
         ("splits", _splits(file.partition)),

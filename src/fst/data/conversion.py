@@ -15,8 +15,8 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from fst.data.files import DataError, reading
-from fst.data.point_files import Label, Labels, PointFunctions, PointSample
-from fst.types import Domain
+from fst.data.point_files import REFUSED, Label, Labels, PointFunctions, PointSample
+from fst.types import Domain, check_argument
 
 
 def from_grid(
@@ -31,7 +31,9 @@ def from_grid(
     `axes` are the coordinates of the grid's axes, in their order, and `condition` holds one number
     a sample. What a masked array hides is left out of its sample.
     """
-    lines = {name: np.asarray(line, dtype=np.float64) for name, line in axes.items()}
+    for argument, named in (("values", values), ("targets", targets), ("axes", axes)):
+        check_argument(argument, named, Mapping)
+    lines = {name: _numbers(f"axis {name}", line) for name, line in axes.items()}
     bad = [name for name, line in lines.items() if line.ndim != 1 or len(line) == 0]
     if bad or not targets or not values:
         what = f"axis {bad[0]} has shape {lines[bad[0]].shape}" if bad else "some are missing"
@@ -117,16 +119,20 @@ def from_table(
         raise DataError(
             f"the table has no column {missing[0]!r}; it has {', '.join(map(str, table))}"
         )
+    for name in (*coordinates, *values, *targets, *condition):
+        _numbers(f"column {name}", table[name])
+    if observed and not set(table[observed].dropna()) <= {True, False}:
+        raise DataError(f"column {observed} must hold true and false, or 1 and 0")
     samples = []
     for label, rows in table.groupby(sample, sort=False):
         seen = rows[[*coordinates, *values]].notna().all(axis=1)
         if observed:
-            seen &= rows[observed].astype(bool)
+            seen &= rows[observed].eq(True)
         asked = rows[[*coordinates, *targets]].notna().all(axis=1)
-        given = rows[list(condition)].drop_duplicates()
-        if len(given) > 1:
+        given = rows[list(condition)].to_numpy(np.float64)
+        if not np.array_equal(given, np.broadcast_to(given[0], given.shape), equal_nan=True):
             raise DataError(f"sample {label}: {', '.join(condition)} must not change within it")
-        numbers = given.to_numpy(np.float64)[0] if condition else None
+        numbers = given[0] if condition else None
         there, where = rows[seen], rows[asked]
         columns = ((there, coordinates), (there, values), (where, coordinates), (where, targets))
         arrays = [frame[list(chosen)].to_numpy(np.float64) for frame, chosen in columns]
@@ -148,6 +154,8 @@ def from_meshes(
     are divided) are kept for pictures.
     """
     meshio = optional_package("meshio", "mesh")
+    if isinstance(meshes, str | Path):
+        raise TypeError(f"meshes must be a sequence with one a sample, got {meshes!r}")
     opened = []
     for mesh in meshes:
         if isinstance(mesh, str | Path):
@@ -192,6 +200,19 @@ def _triangles(mesh: Any) -> np.ndarray | None:
         if block.type == "quad":
             found += [block.data[:, [0, 1, 2]], block.data[:, [0, 2, 3]]]
     return np.concatenate(found) if found else None
+
+
+def _numbers(name: str, given: ArrayLike) -> Float[np.ndarray, "..."]:
+    """As float64; a `DataError` where they could be taken for others, or are none."""
+    array = np.asarray(given)
+    if array.dtype.kind in REFUSED:
+        raise DataError(
+            f"{name} must hold real numbers, got {array.dtype}; {REFUSED[array.dtype.kind]}"
+        )
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} must hold numbers ({error})") from None
 
 
 def _shaped(name: str, field: ArrayLike, shape: tuple[int, ...]) -> np.ma.MaskedArray:

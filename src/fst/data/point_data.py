@@ -223,8 +223,11 @@ def _decided(file: PointFile, model: Any) -> dict[str, Any]:
         if hasattr(model, setting):
             found[setting] = count
         elif count != taken:
-            words = setting.replace("_", " ")
-            raise UnfitError(f"{file.path}: {name} takes {taken} {words}, this file has {count}")
+            words = setting.removesuffix("s").replace("_", " ")
+            raise UnfitError(
+                f"{file.path}: {name} takes {taken or 'no'} {words}, this file has {count}; "
+                "own/fst takes any number"
+            )
     if hasattr(model, "grid"):
         found["grid"] = _grid(file, name)
     if hasattr(model, "observations"):

@@ -55,7 +55,7 @@ LAYOUT = f"an fst point file (HDF5 with attribute format = {FORMAT!r}, see docs/
 _CHUNK_POINTS = 4096
 _FLUSH_POINTS = 2**18
 # Kinds of numbers that could be taken for others, and the way out.
-_REFUSED = {
+REFUSED = {
     "c": "give real and imaginary parts as two channels",
     "M": "give the time since a first one: (t - t[0]) / np.timedelta64(1, 's')",
     "m": "divide it by a unit: t / np.timedelta64(1, 's')",
@@ -539,10 +539,10 @@ def _real_numbers(row: int, field: str, given: ArrayLike) -> np.ma.MaskedArray:
         numbers: np.ma.MaskedArray = np.ma.asarray(given)
     except (ValueError, TypeError) as error:
         raise ValueError(f"sample {row}: {field} must be an array of numbers ({error})") from None
-    if numbers.dtype.kind in _REFUSED:
+    if numbers.dtype.kind in REFUSED:
         raise ValueError(
             f"sample {row}: {field} must be real numbers, got {numbers.dtype}; "
-            f"{_REFUSED[numbers.dtype.kind]}"
+            f"{REFUSED[numbers.dtype.kind]}"
         )
     if numbers.dtype.kind not in "fiub":
         raise ValueError(f"sample {row}: {field} must be real numbers, got {numbers.dtype}")

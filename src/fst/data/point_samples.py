@@ -319,22 +319,25 @@ class TargetCheck:
                 "such samples out, or measure the targets in another unit"
             )
         if learned:
-            self.warn_of_sizes()
-            self._warn_of_means()
+            self.warn()
 
-    def warn_of_sizes(self) -> None:
+    def warn(self) -> None:
+        """Warn of what one relative error hides."""
+        self._warn_of_sizes()
+        self._warn_of_means()
+
+    def _warn_of_sizes(self) -> None:
         """Warn where a channel would hardly count."""
-        sizes = np.sqrt(self.targets.mean_square)
-        filled = sizes[sizes > 0]  # a channel of zeros cannot be brought to another size
-        if len(filled) and filled.max() > LARGEST_RATIO * filled.min():
-            pairs = zip(self.file.targets, sizes, strict=True)
+        if self.targets.size_ratio > LARGEST_RATIO:
+            pairs = zip(self.file.targets, np.sqrt(self.targets.mean_square), strict=True)
             named = listed([f"{label.name}: {size:.3g}" for label, size in pairs])
             warnings.warn(
                 f"{self.file.path}: the target channels' root mean squares differ by a factor of "
-                f"{filled.max() / filled.min():.3g} ({named}); loss and score are one relative "
-                "error over all channels, in which the small ones count little: bring them to "
-                "similar sizes",
-                stacklevel=3,
+                f"{self.targets.size_ratio:.3g} ({named}), so that the small ones count little in "
+                "one relative error over all channels, which is the score: look at the error of "
+                "each channel. --training.objective.channels standardized, which own/... recipes "
+                "then choose, lets all count alike in the loss",
+                stacklevel=4,
             )
 
     def _warn_of_means(self) -> None:
@@ -349,5 +352,5 @@ class TargetCheck:
                 f"deviation ({named}), so that a constant already has a relative error of about "
                 f"{1 / offsets[large].min():.2g}; --training.objective.channels standardized, "
                 "which own/... recipes then choose, measures in standard deviations instead",
-                stacklevel=3,
+                stacklevel=4,
             )

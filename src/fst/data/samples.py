@@ -318,6 +318,13 @@ class RunningMoments:
         return self.squares / self.count + self.mean**2
 
     @property
+    def size_ratio(self) -> float:
+        """Of the largest root mean square of a channel to the smallest that is not zero."""
+        sizes = np.sqrt(self.mean_square)
+        filled = sizes[sizes > 0]
+        return float(filled.max() / filled.min()) if len(filled) else 1.0
+
+    @property
     def offsets(self) -> Float[np.ndarray, " c"]:
         """|mean| / standard deviation of each channel; 0 for one that is constant."""
         constant = self.std == 0

@@ -214,7 +214,7 @@ class DataSource(ABC):
         console: Console | None = None,
     ) -> tuple[TrainingSplit[Any], ValidationSplit[Any]]:
         """Training and validation, on the device. The test split is not read."""
-        training, validation = self.splits(folder, torch.device(device), augment, console)
+        training, validation = self.splits(Path(folder), torch.device(device), augment, console)
         return TrainingSplit(training), ValidationSplit(validation)
 
     @abstractmethod

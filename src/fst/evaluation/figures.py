@@ -6,6 +6,7 @@ Colours are told apart by colour-blind readers (Okabe-Ito for lines).
 """
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
@@ -64,6 +65,8 @@ AREA, SMALLEST, LARGEST, RIMMED = 16_000, 1.5, 30.0, 25.0
 # Half the share of an axis that a slice through scattered points on three axes takes in.
 SLICE = 0.06
 COLUMNS, LETTERS = 4, 24
+# Of a letter of a label, in inches.
+LETTER_WIDTH = 0.072
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,20 @@ def new_figure(
     return figure, axes
 
 
+def color_bar(
+    figure: Figure,
+    drawn: ScalarMappable,
+    panels: list[Axes],
+    label: str,
+    height: float,
+    **looks: Any,
+) -> None:
+    """A colour bar beside panels so many inches high, along which its label is broken to fit."""
+    letters = max(10, int(height / LETTER_WIDTH))
+    words = textwrap.fill(label, letters, break_long_words=False)
+    figure.colorbar(drawn, ax=panels, label=words, **{"pad": 0.03, "aspect": 18} | looks)
+
+
 def draw_points(
     panel: Axes,
     plane: Plane,
@@ -250,8 +267,8 @@ def solutions(
     seen = bool(fields.observed.max())
     columns = 4 if seen else 3
     colors, scale = quantity_scale(fields.truth[..., channel], fields.queried)
-    height = plane.aspect * 0.7 * WIDTH / columns + 0.7
-    figure, axes = new_figure(len(samples), columns, width=WIDTH, row_height=height)
+    height = plane.aspect * 0.7 * WIDTH / columns
+    figure, axes = new_figure(len(samples), columns, width=WIDTH, row_height=height + 0.7)
     for line, sample in zip(axes, samples, strict=True):
         points, cells = fields.points(sample), fields.cells(sample)
         truth, prediction = (each[:, channel] for each in fields.answers(sample))
@@ -263,18 +280,19 @@ def solutions(
             every = fields.values[..., observed]
             look = (colors, scale)
             look = look if same else quantity_scale(every, fields.observed, other=True)
-            drawn = draw_points(line[0], plane, positions, given, *look)
+            mesh = cells if np.array_equal(positions, points) else None
+            drawn = draw_points(line[0], plane, positions, given, *look, mesh)
             name = str(fields.value_labels[observed])
-            figure.colorbar(drawn, ax=line[0], pad=0.03, aspect=18, label=name)
+            color_bar(figure, drawn, [line[0]], name, height)
             line[0].set_title(f"{fields.title(sample)}\nobservations")
         middle = line[1:] if seen else line
         draw_points(middle[0], plane, points, truth, colors, scale, cells)
         drawn = draw_points(middle[1], plane, points, prediction, colors, scale, cells)
         ends = beyond(prediction[inside], scale) if len(inside) else "neither"
-        figure.colorbar(drawn, ax=list(middle[:2]), pad=0.02, aspect=18, extend=ends, label=label)
+        color_bar(figure, drawn, list(middle[:2]), label, height, pad=0.02, extend=ends)
         least = Normalize(0, max(error[inside].max() if len(inside) else 0, 1e-12))
         drawn = draw_points(middle[2], plane, points, error, ERROR, least, cells)
-        figure.colorbar(drawn, ax=middle[2], pad=0.03, aspect=18, label=f"|error|, {label}")
+        color_bar(figure, drawn, [middle[2]], f"|error|, {label}", height)
         middle[0].set_title("reference" if seen else f"{fields.title(sample)}\nreference")
         middle[1].set_title(f"{fields.model} prediction")
         middle[2].set_title(f"absolute error\n(relative L2: {fields.errors[sample]:.4f})")
@@ -372,8 +390,8 @@ def anchors(fields: Fields, samples: Sequence[int] | None = None) -> Figure:
     samples = range(min(4, len(fields))) if samples is None else samples
     plane = Plane(fields, 0 if fields.axes == 3 else None)
     width = min(WIDTH, 2.3 * len(samples) + 1.2)
-    height = plane.aspect * 0.85 * (width - 1.2) / len(samples) + 0.45
-    figure, axes = new_figure(2, len(samples), width=width, row_height=height)
+    height = plane.aspect * 0.85 * (width - 1.2) / len(samples)
+    figure, axes = new_figure(2, len(samples), width=width, row_height=height + 0.45)
     # Colour measures in the unit box, whatever the units of the axes.
     lengths = fields.length_scales / (fields.high - fields.low)
     sizes = np.prod(lengths, axis=-1) ** (1 / fields.axes)
@@ -384,7 +402,8 @@ def anchors(fields: Fields, samples: Sequence[int] | None = None) -> Figure:
         points, values = dense_field(fields, sample)
         inside = plane.inside(fields.anchors[sample])
         centers = fields.anchors[sample][inside][:, plane.shown]
-        drawn = draw_points(top, plane, points, values, *colors)
+        mesh = None if fields.dense.shape[1] else fields.cells(sample)
+        drawn = draw_points(top, plane, points, values, *colors, mesh)
         draw_anchors(top, centers)
         top.set_title(fields.title(sample))
         reach = fields.length_scales[sample][inside][:, plane.shown]
@@ -394,8 +413,8 @@ def anchors(fields: Fields, samples: Sequence[int] | None = None) -> Figure:
     label = "√(ℓ₁ℓ₂) in the unit square" if fields.axes == 2 else "mean length scale (unit box)"
     bar = ScalarMappable(scale, "viridis")
     name = str(fields.target_labels[0])
-    figure.colorbar(drawn, ax=list(axes[0]), label=name, pad=0.01, aspect=18, extend="both")
-    figure.colorbar(bar, ax=list(axes[1]), label=label, pad=0.01, aspect=18)
+    color_bar(figure, drawn, list(axes[0]), name, height, pad=0.01, extend="both")
+    color_bar(figure, bar, list(axes[1]), label, height, pad=0.01)
     return figure
 
 
@@ -476,7 +495,7 @@ def over_domain(fields: Fields) -> Figure | None:
         drawn = panel.pcolormesh(*edges, table, cmap=ERROR, norm=Normalize(0, table.max()))
         plane.frame(panel)
         plane.name(np.array([[panel]]))
-        figure.colorbar(drawn, ax=panel, pad=0.03, aspect=18, label=f"RMS error, {label}")
+        color_bar(figure, drawn, [panel], f"RMS error, {label}", height - 0.5)
     return figure
 
 
@@ -663,7 +682,7 @@ def by_grid(rows: Iterable[Row]) -> Figure | None:
 
 @matplotlib.rc_context(STYLE)
 def training(runs: Sequence[tuple[str, Curves]], measure: Metric) -> Figure | None:
-    """Loss and validation error by step; None where no run recorded any."""
+    """Loss and validation error, of one measure, by step; None where no run recorded any."""
     runs = [(name, curves) for name, curves in runs if curves.loss or curves.validation]
     if not runs:
         return None
@@ -675,7 +694,11 @@ def training(runs: Sequence[tuple[str, Curves]], measure: Metric) -> Figure | No
         if curves.validation:
             steps, errors = zip(*curves.validation, strict=True)
             _line(axes[0, 1], steps, errors, index, name)
-    titles = (f"training loss ({measure.loss})", f"validation error ({measure.validation})")
+    own = runs[0][1].measure
+    loss, error = measure.loss, measure.validation
+    if own is not None:
+        loss, error = f"mean squared {own}", f"mean {own}"
+    titles = (f"training loss ({loss})", f"validation error ({error})")
     for panel, title in zip(axes[0], titles, strict=True):
         panel.set(title=title, xlabel="step")
         if panel.lines:

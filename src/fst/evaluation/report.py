@@ -190,8 +190,12 @@ def training_section(runs: Sequence[Run], rows: Sequence[Row]) -> Section:
     pictures = []
     for file, metric in (("training", RELATIVE_L2), ("training-images", "top1_error")):
         curves = [(run.name, run.curves) for run in runs if run.rows[0].metric == metric]
-        if (figure := figures.training(curves, METRICS[metric])) is not None:
-            pictures.append(Picture(file, "Training loss and validation error by step.", figure))
+        for measure in dict.fromkeys(each.measure for _, each in curves):
+            those = [(name, each) for name, each in curves if each.measure == measure]
+            kind = "" if measure is None else f"-{measure.replace(' ', '-')}"
+            if (figure := figures.training(those, METRICS[metric])) is not None:
+                caption = "Training loss and validation error by step."
+                pictures.append(Picture(f"{file}{kind}", caption, figure))
     return Section("Training", (), (table,) if table.lines else (), tuple(pictures))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from fst.data.files import DataError, reading, writing
 from fst.evaluation.fields import SavedFields, read_fields, save_fields
 from fst.io import parse_json, read_object, write_atomically
+from fst.metrics import in_words
 from fst.pretrained import PretrainedError, from_json, to_json
 from fst.terminal import one_line
 
@@ -137,6 +138,8 @@ class Curves:
 
     loss: tuple[tuple[int, float], ...] = ()
     validation: tuple[tuple[int, float], ...] = ()
+    measure: str | None = None
+    """What was minimised and validated by, where it is not the measure of the test."""
 
 
 @dataclass(frozen=True)
@@ -367,18 +370,23 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def read_curves(path: Path) -> Curves:
-    """Loss and validation error by step."""
-    loss, validation = [], []
+def read_curves(path: Path, error: str = "error") -> Curves:
+    """Loss and validation error by step; `error` names another one that a run may record."""
+    loss, validation, measure = [], [], None
     for entry in read_metrics(path):
         try:
             if entry["kind"] == "training":
                 loss.append((int(entry["step"]), float(entry["loss"])))
             elif entry["kind"] == "validation":
-                validation.append((int(entry["step"]), float(entry["error"])))
+                number = entry.get(error, entry["error"])
+                validation.append((int(entry["step"]), float(number)))
+                # Beside an objective of its own a run records the measure of the test.
+                names = [*entry.keys() - {"kind", "step", "error", "best", RELATIVE_L2}]
+                if RELATIVE_L2 in entry and names:
+                    measure = in_words(names[0])
         except (ValueError, KeyError, TypeError, OverflowError):
             continue
-    return Curves(tuple(loss), tuple(validation))
+    return Curves(tuple(loss), tuple(validation), measure)
 
 
 def read_timed_curve(run: Path) -> tuple[tuple[float, float], ...]:
@@ -387,7 +395,7 @@ def read_timed_curve(run: Path) -> tuple[tuple[float, float], ...]:
     steps, seconds = summary.get("steps"), summary.get("update_seconds")
     if not steps or seconds is None:
         return ()
-    points = read_curves(run / "metrics.jsonl").validation
+    points = read_curves(run / "metrics.jsonl", RELATIVE_L2).validation
     return tuple(
         (round(step * seconds / steps, 2), float(f"{error:.6g}")) for step, error in points
     )

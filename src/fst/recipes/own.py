@@ -14,7 +14,7 @@ import torch
 from fst.baselines import DeepONetConfig, FNOConfig, PerceiverIOConfig, TransolverConfig
 from fst.config import FunctionSpaceConfig
 from fst.data import PointData
-from fst.data.point_samples import LARGEST_OFFSET
+from fst.data.point_samples import LARGEST_OFFSET, LARGEST_RATIO
 from fst.data.samples import RunningMoments
 from fst.evaluation.protocol import EvaluationSettings
 from fst.recipes.recipe import ModelConfig, Recipe, short_name
@@ -123,6 +123,28 @@ class Choice:
     reasons: dict[str, str]
     """Why model, loss, batch, steps and regularisation are what they are."""
 
+    def explain(self, recipe: Recipe) -> dict[str, str]:
+        """The reasons of a recipe of which the user may have asked for other parts."""
+        chosen, asked = _by_reason(self.recipe), _by_reason(recipe)
+        return {
+            name: reason if chosen.get(name) == asked.get(name) else "as asked"
+            for name, reason in self.reasons.items()
+        }
+
+
+def _by_reason(recipe: Recipe) -> dict[str, Any]:
+    """What each reason is given for."""
+    model: Any = recipe.model
+    training = recipe.training
+    return {
+        "model": replace(model, log_condition=False) if hasattr(model, "log_condition") else model,
+        "condition": getattr(model, "log_condition", None),
+        "loss": training.objective,
+        "batch": (training.batch_size, training.queries),
+        "steps": training.schedule,
+        "regularisation": (training.weight_decay, training.average),
+    }
+
 
 def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None = None) -> Choice:
     """Fit a recipe to a file of points and to a device."""
@@ -133,6 +155,7 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
     moments = RunningMoments(targets.values.shape[1])
     moments.see(targets.values)
     far = bool((moments.offsets > LARGEST_OFFSET).any())
+    uneven = moments.size_ratio > LARGEST_RATIO
     cpu = device.type == "cpu"
     size = size or ("small" if cpu else "paper")
     conditions = recipe.data.conditions(path)
@@ -155,7 +178,7 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
     queries = recipe.training.queries
     training = replace(
         fitted.training,
-        objective=RelativeL2(channels="standardized" if far else "original"),
+        objective=RelativeL2(channels="standardized" if far or uneven else "original"),
         schedule=WarmupCosine(warmup=min(300, steps // 10), maximum=steps),
         learning_rate=recipe.training.learning_rate * (2 if size == "small" else 1),
         batch_size=batch,
@@ -165,11 +188,13 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
         average=AVERAGE if few else None,
         validate_every=max(1, steps // 20),
     )
-    spread = "means far larger than" if far else "means not far larger than"
+    spread = f"means {'' if far else 'not '}far larger than standard deviations"
+    if uneven and not far:
+        spread = f"channels differ by a factor of {moments.size_ratio:.2g}"
     where = "a CPU" if cpu else "a GPU"
     number = f"{samples:,} training samples"
     reasons = {
-        "loss": f"{spread} standard deviations; --training.objective.channels",
+        "loss": f"{spread}; --training.objective.channels",
         "model": f"{size} size, for {where}; --size paper or small",
         "condition": f"{'all positive' if wide else 'not all positive, or not'} over a factor of "
         f"{WIDE_RANGE:g} or more; --model.{'no-' if wide else ''}log-condition",

@@ -165,6 +165,8 @@ class Calibration:
     """Most memory allocated on the GPU by updates, the data on it included; None on a CPU."""
     validation_seconds: float = 0.0
     """Of one validation, where it was measured."""
+    compilation_seconds: float = 0.0
+    """Of the first updates, where they are compiled; a second trainer finds much of it done."""
 
     @property
     def steps_per_second(self) -> float:
@@ -216,7 +218,9 @@ def calibrate(
         watch = Stopwatch()
         if validate:
             trainer.validate()
-        return Calibration(updates, passed, memory, watch.running if validate else 0.0)
+        validating = watch.running if validate else 0.0
+        compiling = trainer.state.compilation_seconds
+        return Calibration(updates, passed, memory, validating, compiling)
     finally:
         trainer.batches.close()
         del trainer, accelerator
@@ -273,7 +277,8 @@ def fit_to_time(
     whole = TimeBudget(seconds)
     plan = make_plan(whole, build, settings, training, validation, validate=True)
     rate, each = plan.calibration.steps_per_second, plan.calibration.validation_seconds
-    left = max(seconds - watch.running, seconds / 2)
+    # The run itself compiles once more.
+    left = max(seconds - watch.running - plan.calibration.compilation_seconds, seconds / 2)
     validations = max(1, min(VALIDATIONS, int(left * MOST_VALIDATING / max(each, 1e-9))))
     steps = int(min(round(max(left - validations * each, left / 2) * rate), most_steps))
     if steps < FEWEST_STEPS:

@@ -19,6 +19,7 @@ from rich.progress import Progress as LiveProgress
 from rich.text import Text
 
 from fst.io import file_errors, parse_json, write_atomically
+from fst.metrics import in_words
 from fst.training.errors import TrainingError
 from fst.training.run_folder import RunFolder
 from fst.training.settings import TrainingSettings
@@ -108,8 +109,7 @@ class Log:
             )
 
     def show(self, *, validated: bool) -> None:
-        errors = tuple(self.trainer.state.errors.values())
-        self.progress.show(self._reading, errors, now=validated)
+        self.progress.show(self._reading, self.trainer.state.errors, now=validated)
 
     def sync(self) -> None:
         """Bring what was written to the disk."""
@@ -259,7 +259,7 @@ class Progress:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, reading: Reading, validation: tuple[float, ...], *, now: bool = False) -> None:
+    def show(self, reading: Reading, validation: dict[str, float], *, now: bool = False) -> None:
         """Update the live line, or print a plain one if `now` or if the last is long ago."""
         text = self._text(reading, validation)
         if self._live is not None:
@@ -271,10 +271,13 @@ class Progress:
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _text(self, reading: Reading, validation: tuple[float, ...]) -> str:
+    def _text(self, reading: Reading, validation: dict[str, float]) -> str:
         parts = [f"loss {reading.loss:.3e}"]
         if validation:
-            parts.append("validation " + " / ".join(f"{error:.5f}" for error in validation))
+            # The first is what the loss measures; what others measure is said.
+            (_, first), *others = validation.items()
+            parts.append(f"validation {first:.5f}")
+            parts += [f"{in_words(name)} {error:.5f}" for name, error in others]
         parts.append(f"rate {reading.learning_rate:.1e}")
         parts.append(f"{reading.steps_per_second:.1f} steps/s")
         if reading.steps_per_second > 0:

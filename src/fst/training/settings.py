@@ -21,7 +21,7 @@ from fst.classifiers import Classifier
 from fst.data.image_samples import ImageBatch
 from fst.data.samples import Batch, Rows, Samples
 from fst.evaluation_points import PointDraws
-from fst.metrics import mean_square, relative_l2, squared_relative_l2, top_errors
+from fst.metrics import in_words, mean_square, relative_l2, squared_relative_l2, top_errors
 from fst.operators import Operator
 from fst.training.errors import TrainingError
 from fst.training.schedules import Plateau, Stages, WarmupCosine
@@ -41,7 +41,7 @@ class Objective(ABC):
 
     @property
     def loss_name(self) -> str:
-        return self.names[0].replace("_", " ")
+        return in_words(self.names[0])
 
     @abstractmethod
     def check(self, model: Model, samples: Rows) -> None:
