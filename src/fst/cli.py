@@ -212,7 +212,7 @@ def predict(
         run: A run folder, the name of weights that ship with fst, a folder of save_pretrained, or
             hf://owner/name for the hub.
         out: File for the answer: .npz, .h5, .csv, .vtu or .nc; for images .csv.
-        observations: What was observed: an fst point file (.h5), .npz or .csv.
+        observations: What was observed: an fst point file (.h5), .npz, .csv, .vtu or .nc.
         queries: Where to ask: a file of the same kinds, or a grid such as 201x1024.
         images: For a classifier: an image, a folder of images, or a tar file of images.
         neighbors: Decode from this many nearest anchors only.

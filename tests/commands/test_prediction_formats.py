@@ -1,6 +1,7 @@
 """Predictions in every format hold the same numbers, with the names and units of the data."""
 
 import csv
+import json
 
 import h5py
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 import fst
 from data_examples import DOMAIN
+from fst.commands.meshes_and_grids import mesh_observations
 from fst.commands.predict import predict
 from fst.data import DataError, Label, Labels, PointSample, write_points
 
@@ -86,3 +88,88 @@ def test_netcdf_holds_a_grid(given):
         np.testing.assert_allclose(data["p"].values, folded[..., 1], rtol=1e-6)
     with pytest.raises(DataError, match=r"a \.nc file holds a grid: ask for one"):
         predict(given / "model", given / "my.h5", given / "my.h5", given / "no.nc")
+
+
+@pytest.fixture
+def run(given):
+    """A run folder, which knows the names that it was trained with."""
+    (given / "run").mkdir()
+    (given / "model").rename(given / "run" / "best")
+    labels = {
+        "axes": [["x", "m"], ["y", "m"]], "values": [["a", ""]],
+        "targets": [["T", "K"], ["p", ""]], "condition": [],
+    }  # fmt: skip
+    (given / "run" / "run.json").write_text(json.dumps({"labels": labels}))
+    return given / "run"
+
+
+def same_from_npz(run, positions, values, queries):
+    """What the same numbers without names bring."""
+    np.savez(run / "in.npz", positions=positions, values=values)
+    np.savez(run / "where.npz", queries=queries)
+    return predict(run, run / "in.npz", run / "where.npz", run / "out.csv", force=True)
+
+
+def test_a_run_knows_its_names_whatever_the_input(run):
+    answer = same_from_npz(run, [[[0.5, 0.5]]], [[[1.0]]], [[1.0, 0.0]])
+    assert (run / "out.csv").read_text().splitlines()[0] == "sample,x [m],y [m],T [K],p"
+    assert answer.predictions.shape == (1, 1, 2)
+
+
+def test_a_mesh_is_answered_by_a_mesh(run):
+    meshio = pytest.importorskip("meshio")
+    points = np.array([[0.0, 0, 7], [1, 0, 7], [1, 0.5, 7], [0, 0.5, 7]])
+    values = np.array([1.0, 2.0, 3.0, 4.0])
+    mesh = meshio.Mesh(points, [("quad", [[0, 1, 2, 3]])], {"a": values})
+    mesh.write(run / "in.vtu")
+    answer = predict(run, run / "in.vtu", run / "in.vtu", run / "out.vtu")
+    plain = same_from_npz(run, points[None, :, :2], values[None, :, None], points[:, :2])
+    np.testing.assert_allclose(answer.predictions, plain.predictions, rtol=1e-5, atol=1e-6)
+    found = meshio.read(run / "out.vtu")
+    assert np.array_equal(found.points, points)
+    assert found.cells_dict["quad"].tolist() == [[0, 1, 2, 3]]
+    np.testing.assert_allclose(found.point_data["T [K]"], answer.predictions[0, :, 0], rtol=1e-6)
+    meshio.Mesh(points, mesh.cells, {"b": values}).write(run / "other.vtu")
+    with pytest.raises(DataError, match=r"other\.vtu: has no point data 'a'; it has b"):
+        predict(run, run / "other.vtu", "3x3", run / "no.vtu")
+
+
+def test_vectors_of_a_mesh_are_read_by_their_parts(run):
+    meshio = pytest.importorskip("meshio")
+    points, pair = np.array([[0.0, 0, 0], [1, 0, 0]]), np.array([[1.0, 2.0], [3.0, 4.0]])
+    meshio.Mesh(points, [("line", [[0, 1]])], {"u": pair}).write(run / "in.vtu")
+    labels = Labels(axes=["x", "y"], values=["u 1", "u 0"])
+    assert mesh_observations(run / "in.vtu", labels).values.tolist() == [[[2, 1], [4, 3]]]
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_a_netcdf_file_is_answered_by_one(run, several):
+    xarray = pytest.importorskip("xarray")
+    x, y = np.array([0.0, 1.0, 2.0]), np.array([-1.0, 0.5])
+    numbers = np.arange(12.0).reshape(2, 2, 3)  # day y x
+    numbers[0, 0, 1] = np.nan
+    data = xarray.Dataset(
+        {"a": (("day", "y", "x"), numbers)}, {"day": [10, 20], "x": ("x", x), "y": ("y", y)}
+    )
+    (data if several else data.isel(day=0, drop=True)).to_netcdf(run / "in.nc")
+    answer = predict(run, run / "in.nc", run / "in.nc", run / "out.nc")
+    points = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
+    values = numbers[0].T.reshape(-1, 1)
+    real = np.isfinite(values[:, 0])
+    plain = same_from_npz(run, points[None, real], values[None, real], points)
+    np.testing.assert_allclose(answer.predictions[0], plain.predictions[0], rtol=1e-4, atol=1e-5)
+    with xarray.open_dataset(run / "out.nc") as found:
+        counted = "day" if several else "sample"
+        assert found["T"].dims == (counted, "x", "y")
+        assert found["T"].attrs["units"] == "K"
+        if several:
+            assert found["day"].values.tolist() == [10, 20]
+        np.testing.assert_allclose(
+            found["p"].values[0], answer.predictions[0, :, 1].reshape(3, 2), rtol=1e-6
+        )
+
+
+def test_names_are_needed_to_read_a_mesh(given):
+    pytest.importorskip("meshio")
+    with pytest.raises(DataError, match=r"in\.vtu: only a run folder knows the names"):
+        predict(given / "model", given / "in.vtu", "3x3", given / "out.csv")

@@ -182,7 +182,7 @@ def test_other_models_train_on_points_of_a_grid(name, tmp_path):
         (
             "transolver",
             {"condition": lambda phase: [phase]},
-            "Transolver takes no condition channel, .* has 1; own/fst takes any number",
+            "Transolver takes no condition channel, .* have 1; own/fst takes any number",
         ),
     ],
 )
@@ -267,6 +267,12 @@ def test_the_block_before_training_says_what_was_asked_and_what_was_chosen(
     assert re.search(r"batch +3 samples.*\[as asked\]", block)
     assert re.search(r"steps .*\[as many as fit into 0\.02 minutes", block)
     assert re.search(r"regularisation .*\[16 training samples, fewer than 1,000\]", block)
+
+
+def test_a_run_keeps_the_names_of_its_data(run):
+    labels = json.loads((run / "run.json").read_text())["labels"]
+    assert labels["axes"] == [["axes 0", ""], ["axes 1", ""]]
+    assert [len(labels[kind]) for kind in ("values", "targets", "condition")] == [1, 1, 0]
 
 
 def test_a_run_that_starts_from_weights_says_how_long_it_will_take(run, tmp_path, capsys):

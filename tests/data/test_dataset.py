@@ -3,13 +3,14 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 import fst
 from data_examples import DOMAIN, point_samples
-from fst.data import PointData, read_points
+from fst.data import DataError, PointData, PointSample, from_grid, read_points, write_points
 from fst.data.point_samples import PointSamples
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
@@ -99,6 +100,36 @@ def test_build_takes_overrides_and_names_what_it_does_not_know(path):
         fst.build("own/fst", widht=3)
 
 
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("name", ["fno", "perceiver-io", "transolver", "deeponet"])
+def test_every_model_is_built_for_data_that_it_can_take(name, stored, tmp_path):
+    if name == "fno":
+        pytest.importorskip("neuralop")
+    line, fields = np.linspace(0, 1, 6), np.random.default_rng(0).normal(size=(3, 6, 6))
+    grid = from_grid({"a": fields}, {"u": fields}, {"x": line, "y": line})
+    if stored:
+        write_points(tmp_path / "grid.h5", grid)
+    data = fst.PointDataset(tmp_path / "grid.h5" if stored else grid)
+    model = fst.build(f"own/{name}", data)
+    model.fit_statistics(data)
+    batch = fst.collate([data[0], data[1]])
+    assert model(batch.observations)(batch.queries).shape == (2, 36, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("transolver", "Transolver takes no condition channel, these data have 1"),
+        ("deeponet", "DeepONet takes 1 value channel, these data have 2"),
+        ("fno", "FNO needs all points on one regular grid"),
+    ],
+)
+def test_a_model_that_cannot_take_the_data_says_so(name, message, path):
+    for data in (fst.PointDataset(path), fst.PointDataset(point_samples(), DOMAIN)):
+        with pytest.raises(DataError, match=message):
+            fst.build(f"own/{name}", data)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -133,6 +164,18 @@ def test_the_printed_loop_runs_and_saves_a_model_in_the_units_of_the_data(path, 
             for m in (trained, fresh)
         ]
     assert errors[0] < 0.9 * errors[1]
+
+
+def test_fit_finds_the_box_of_samples_and_can_be_quiet(capsys):
+    random = np.random.default_rng(0)
+    samples = [PointSample(p, p**2, p, p**2) for p in random.uniform(-1, 4, (10, 20, 1))]
+    model = fst.fit(samples, minutes=0.05, device="cpu", quiet=True)
+    every = np.concatenate([each.queries for each in samples])
+    assert model.domain.low[0] == pytest.approx(every.min())
+    assert model.domain.high[0] == pytest.approx(every.max())
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ValueError, match="recipe must be one of own/"):
+        fst.fit(samples, recipe="burgers-single/fst")
 
 
 def test_fit_trains_and_keeps_the_run(tmp_path):

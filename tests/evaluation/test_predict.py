@@ -257,7 +257,7 @@ def test_other_mistakes_are_named(tmp_path, run):
     ask = (tmp_path / "o.npz", "3x3")
     with pytest.raises(DataError, match=r"written as one of \.npz"):
         predict(run, *ask, tmp_path / "p.txt")
-    with pytest.raises(DataError, match=r"must be an \.h5, \.npz or \.csv file"):
+    with pytest.raises(DataError, match=r"must be an \.h5, \.npz, \.csv, \.vtu or \.nc file"):
         predict(run, tmp_path / "o.dat", "3x3", tmp_path / "p.npz")
     with pytest.raises(PretrainedError, match="no such folder"):
         predict(tmp_path / "nowhere", *ask, tmp_path / "p.npz")

@@ -1,8 +1,9 @@
 """`fst predict`: a trained model answers queries about observations, or names what images show.
 
 Observations come as an fst point file (.h5), an .npz file with `positions` and `values` (and
-`condition`, `mask`) or a .csv file of one sample; queries in the same kinds of file, or as a grid
-over the model's domain, such as 201x1024. Images come as one file, a folder or a tar; they are cut
+`condition`, `mask`), a .csv file of one sample, a mesh (.vtu) or a netCDF file (.nc) with the names
+that a run was trained with; queries in the same kinds of file, or as a grid over the model's
+domain, such as 201x1024. Images come as one file, a folder or a tar; they are cut
 as in the test of the run, and those that cannot be decoded are named and left out. Nothing is
 unpickled, and nothing is overwritten unasked.
 """
@@ -31,6 +32,7 @@ from fst.commands.prediction_files import (
     find_labels,
     read_observations,
     read_queries,
+    run_labels,
     write_answer,
     write_prediction,
 )
@@ -93,15 +95,16 @@ def predict(
     check_output(out, FORMATS, force)
     check_neighbors(neighbors)
     model = load_model(run)
-    given = read_observations(observations, model, condition)
-    asked = read_queries(queries, model.domain)
+    known = run_labels(run)
+    given = read_observations(observations, model, condition, known)
+    asked = read_queries(queries, model.domain, known)
     if len(asked.positions) not in (1, len(given)):
         raise DataError(
             f"{queries}: holds queries for {len(asked.positions)} samples, but {observations} "
             f"holds {len(given)} samples; give one set of queries for all, or one for each"
         )
     found = ask(model.to(parse_device(device)), given, asked, neighbors)
-    labels = find_labels(observations, queries, model.domain.axes, model.output_channels)
+    labels = find_labels(observations, queries, model.domain.axes, model.output_channels, known)
     write_prediction(out, found, labels)
     samples, count = found.predictions.shape[:2]
     _say(console, f"{samples:,} samples at {count:,} queries each: {out}")

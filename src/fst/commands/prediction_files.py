@@ -21,15 +21,27 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from fst.commands.meshes_and_grids import GRID as GRID_FILE
+from fst.commands.meshes_and_grids import (
+    MESH,
+    grid_observations,
+    grid_positions,
+    grid_samples,
+    mesh_observations,
+    mesh_positions,
+    read_grid,
+    read_mesh,
+)
 from fst.data.conversion import optional_package
 from fst.data.files import DataError, reading, writing
-from fst.data.point_files import Label, check_resolution, read_points
+from fst.data.point_files import Label, Labels, check_resolution, read_points
 from fst.data.point_samples import Ragged
-from fst.io import write_atomically
+from fst.io import read_object, write_atomically
 from fst.operators import Operator
 from fst.terminal import spreadsheet
 from fst.types import Domain, Observations, check_queries
 
+NAMED = (MESH, GRID_FILE)
 GRID = re.compile(r"\d+(x\d+)*")
 POINT_FILES = (".h5", ".hdf5")
 
@@ -82,10 +94,13 @@ def blame(source: Path | str) -> Iterator[None]:
         raise DataError(f"{source}: {error}") from None
 
 
-def read_observations(path: Path, model: Operator, condition: tuple[float, ...]) -> Observations:
+def read_observations(
+    path: Path, model: Operator, condition: tuple[float, ...], labels: Labels | None = None
+) -> Observations:
     """The observations in a file, checked against the model.
 
-    `condition` serves every sample of a file that holds none.
+    `condition` serves every sample of a file that holds none. `labels` name what is the model's in
+    a mesh or a netCDF file.
     """
     with blame(path):
         check_resolution(model.domain)
@@ -102,8 +117,11 @@ def read_observations(path: Path, model: Operator, condition: tuple[float, ...])
             axes = model.domain.axes
             table = _read_csv(path, axes + model.value_channels, "the axes, then the values")
             observations = Observations(table[None, :, :axes], table[None, :, axes:])
+        elif path.suffix in NAMED:
+            read = mesh_observations if path.suffix == MESH else grid_observations
+            observations = read(path, _needed(labels))
         else:
-            raise DataError(f"{path}: observations must be an .h5, .npz or .csv file")
+            raise DataError(f"{path}: observations must be an .h5, .npz, .csv, .vtu or .nc file")
         if condition and observations.condition is not None:
             raise ValueError("holds a condition, and another one was given")
         if condition:
@@ -113,9 +131,15 @@ def read_observations(path: Path, model: Operator, condition: tuple[float, ...])
     return observations
 
 
-def read_queries(source: Path | str, domain: Domain) -> Queries:
+def _needed(labels: Labels | None) -> Labels:
+    if labels is None:
+        raise ValueError("only a run folder knows the names by which such a file is read")
+    return labels
+
+
+def read_queries(source: Path | str, domain: Domain, labels: Labels | None = None) -> Queries:
     """The queries in a file, or the points of a grid over the domain, such as 201x1024."""
-    path, mask = Path(source), None
+    path, mask, grid = Path(source), None, None
     with blame(source):
         check_resolution(domain)
         if GRID.fullmatch(str(source)) and not path.is_file():
@@ -127,12 +151,16 @@ def read_queries(source: Path | str, domain: Domain) -> Queries:
             positions = _batched("queries", _read_npz(path, ("queries",))["queries"])
         elif path.suffix == ".csv":
             positions = _read_csv(path, domain.axes, "the axes")[None]
+        elif path.suffix == MESH:
+            positions = mesh_positions(read_mesh(path), _needed(labels))
+        elif path.suffix == GRID_FILE:
+            positions, grid = grid_positions(path, read_grid(path), _needed(labels))
         else:
             raise ValueError(
-                "queries must be an .h5, .npz or .csv file, or a grid such as 201x1024"
+                "queries must be an .h5, .npz, .csv, .vtu or .nc file, or a grid such as 201x1024"
             )
         check_queries(positions, domain, positions)
-    return Queries(positions, mask=mask)
+    return Queries(positions, grid, mask)
 
 
 def grid_queries(text: str, domain: Domain) -> Queries:
@@ -211,24 +239,48 @@ def _is_number(text: str) -> bool:
 
 @dataclass(frozen=True)
 class PredictionLabels:
-    """Names and units of axes and predicted channels; triangles between the queries."""
+    """Names and units of axes and predicted channels; triangles between the queries.
+
+    `mesh` is the one that the queries were read from, and `samples` the coordinate of a netCDF file
+    that counts them.
+    """
 
     axes: tuple[Label, ...]
     targets: tuple[Label, ...]
     cells: Array | None = None
     found: bool = True
+    mesh: Any = None
+    samples: Any = None
+
+
+def run_labels(run: Path | str) -> Labels | None:
+    """The names and units that a run was trained with; None where nothing is known."""
+    described = read_object(Path(run) / "run.json").get("labels")
+    if not isinstance(described, dict) or not described:
+        return None
+    try:
+        return Labels(**{kind: [Label(*each) for each in described[kind]] for kind in described})
+    except TypeError as error:
+        raise DataError(f"{Path(run) / 'run.json'}: labels are not understood: {error}") from None
 
 
 def find_labels(
-    observations: Path, queries: Path | str, axes: int, channels: int
+    observations: Path, queries: Path | str, axes: int, channels: int, known: Labels | None = None
 ) -> PredictionLabels:
-    """What the point files among the inputs say; numbers where there is none."""
+    """What the point files among the inputs say, or the run; numbers where nothing is known."""
     for path in (Path(queries), observations):
         if path.suffix in POINT_FILES and path.is_file():
             file = read_points(path)
             if (file.domain.axes, file.output_channels) == (axes, channels):
                 cells = file.cells(0) if path == Path(queries) else None
                 return PredictionLabels(file.axes, file.targets, cells)
+    if known is not None and (len(known.axes), len(known.targets)) == (axes, channels):
+        mesh = read_mesh(Path(queries)) if Path(queries).suffix == MESH else None
+        samples = None
+        if observations.suffix == GRID_FILE:
+            samples = grid_samples(observations, read_grid(observations), known)
+        parts = known.complete("axes", axes), known.complete("targets", channels)
+        return PredictionLabels(*parts, mesh=mesh, samples=samples)
     names = tuple(Label(f"axis {number}") for number in range(axes))
     targets = tuple(Label(f"prediction {k}") for k in range(channels))
     return PredictionLabels(names, targets, found=False)
@@ -321,10 +373,12 @@ def _vtu(arrays: Arrays, labels: PredictionLabels) -> bytes:
         for row, found in enumerate(predictions)
         for channel, label in enumerate(labels.targets)
     }
-    cells = ("triangle", labels.cells)
-    if labels.cells is None:
-        cells = ("vertex", np.arange(len(points))[:, None])
-    mesh = meshio.Mesh(points, [cells], fields)
+    cells = [("triangle", labels.cells)]
+    if labels.mesh is not None:
+        points, cells = labels.mesh.points, labels.mesh.cells
+    elif labels.cells is None:
+        cells = [("vertex", np.arange(len(points))[:, None])]
+    mesh = meshio.Mesh(points, cells, fields)
     return _written(lambda path: mesh.write(path), ".vtu")
 
 
@@ -340,7 +394,11 @@ def _netcdf(arrays: Arrays, labels: PredictionLabels) -> bytes:
         for k, label in enumerate(labels.axes)
     }  # fmt: skip
     folded = arrays["predictions"].reshape(-1, *shape, len(labels.targets))
-    dimensions = ("sample", *coordinates)
+    counted = "sample"
+    if labels.samples is not None:
+        counted = str(labels.samples.dims[0])
+        coordinates |= {counted: labels.samples}
+    dimensions = (counted, *(label.name for label in labels.axes))
     fields = {
         label.name: (dimensions, folded[..., channel], {"units": label.unit})
         for channel, label in enumerate(labels.targets)

@@ -181,6 +181,7 @@ def start(
     samples = training.samples
     described = {"data": str(data.resolve())} | samples.describe()
     described |= recipe.data.fingerprint(data) | samples.left_out()
+    described["labels"] = recipe.data.labels(data)
     if weights is not None:
         described["from"] = str(Path(weights).resolve() if Path(weights).exists() else weights)
     with held(out):

@@ -232,13 +232,18 @@ def _functions(
 ) -> PointFunctions:
     if not samples:
         raise ValueError("there must be at least one sample, got none")
-    everywhere = [np.asarray(p) for s in samples for p in (s.positions, s.queries) if np.size(p)]
-    low = np.min([points.min(axis=0) for points in everywhere], axis=0)
-    high = np.max([points.max(axis=0) for points in everywhere], axis=0)
     parts = (axes, values, targets, condition)
     named = [tuple(Label(name, units.get(name, "")) for name in part) for part in parts]
     labels = Labels(named[0], named[1], named[2], named[3])
-    return PointFunctions(samples, Domain(tuple(low.tolist()), tuple(high.tolist())), labels)
+    return PointFunctions(samples, bounding_box(samples), labels)
+
+
+def bounding_box(samples: Sequence[PointSample]) -> Domain:
+    """The smallest box that holds all points."""
+    everywhere = [np.asarray(p) for s in samples for p in (s.positions, s.queries) if np.size(p)]
+    low = np.min([points.min(axis=0) for points in everywhere], axis=0)
+    high = np.max([points.max(axis=0) for points in everywhere], axis=0)
+    return Domain(tuple(low.tolist()), tuple(high.tolist()))
 
 
 def optional_package(name: str, extra: str) -> Any:

@@ -11,12 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fst.data.point_data import PointData, anchor_layout
-from fst.data.point_files import PointSample, checked_sample, read_points
+from fst.data.point_data import PointData, settings_for
+from fst.data.point_files import (
+    PointFunctions,
+    Points,
+    PointSample,
+    checked_sample,
+    read_points,
+)
 from fst.data.point_samples import Ragged
 from fst.data.samples import Batch, RunningMoments, Statistics
 from fst.data.source import SPLITS
@@ -31,7 +37,7 @@ class PointDataset(Dataset[PointSample]):
 
     def __init__(
         self,
-        samples: Sequence[PointSample] | str | Path,
+        samples: Sequence[PointSample] | PointFunctions | str | Path,
         domain: Domain | None = None,
         *,
         split: str | None = None,
@@ -59,17 +65,18 @@ class PointDataset(Dataset[PointSample]):
                 rows = getattr(PointData().partition(self.samples), split)
             self.rows = rows.tolist()
         else:
+            if isinstance(samples, PointFunctions):
+                domain, samples = domain or samples.domain, samples.samples
             if domain is None or split is not None:
                 raise ValueError("samples need a domain, and have no splits")
             self.domain = domain
-            self.samples = [checked_sample(row, each, domain) for row, each in enumerate(samples)]
+            self.samples = _Listed(samples, domain)
             self.rows = list(range(len(self.samples)))
         if not self.rows:
             raise ValueError("samples must hold at least one sample, got none")
-        first = self.samples[self.rows[0]]
-        self.value_channels = np.shape(first.values)[1]
-        self.output_channels = np.shape(first.targets)[1]
-        self.condition_channels = 0 if first.condition is None else len(first.condition)
+        self.value_channels: int = self.samples.value_channels
+        self.output_channels: int = self.samples.output_channels
+        self.condition_channels: int = self.samples.condition_channels
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -84,14 +91,7 @@ class PointDataset(Dataset[PointSample]):
 
     def decided(self, model: Any) -> dict[str, Any]:
         """The settings of a model's configuration that these functions decide."""
-        return {
-            "low": self.domain.low,
-            "high": self.domain.high,
-            "value_channels": self.value_channels,
-            "output_channels": self.output_channels,
-            "condition_channels": self.condition_channels,
-            **anchor_layout(model, self.domain.axes),
-        }
+        return settings_for(model, self.samples)
 
     def statistics(self) -> Statistics:
         """Mean and standard deviation of each channel, over all observations and all targets."""
@@ -110,6 +110,41 @@ class PointDataset(Dataset[PointSample]):
         return torch.from_numpy(np.stack([self.samples[row].condition for row in self.rows]))
 
 
+class _Listed:
+    """Samples in memory, asked as a file of points is (`Functions`)."""
+
+    path = "the samples"
+
+    def __init__(self, samples: Sequence[PointSample], domain: Domain) -> None:
+        if not len(samples):
+            raise ValueError("samples must hold at least one sample, got none")
+        self.domain = domain
+        self.samples = [checked_sample(row, each, domain) for row, each in enumerate(samples)]
+        first: Any = self.samples[0]
+        self.value_channels, self.output_channels = first.values.shape[1], first.targets.shape[1]
+        self.condition_channels = 0 if first.condition is None else len(first.condition)
+        sizes = [len(np.asarray(each.positions)) for each in self.samples]
+        self.observation_offsets = np.cumsum([0, *sizes])
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, row: int) -> PointSample:
+        return self.samples[row]
+
+    def observations(self, rows: Int[np.ndarray, " n"]) -> Points:
+        return _end_to_end([(self[row].positions, self[row].values) for row in rows.tolist()])
+
+    def queries(self, rows: Int[np.ndarray, " n"]) -> Points:
+        return _end_to_end([(self[row].queries, self[row].targets) for row in rows.tolist()])
+
+
+def _end_to_end(parts: Sequence[tuple[Any, Any]]) -> Points:
+    positions, values = zip(*parts, strict=True)
+    sizes = np.array([len(each) for each in positions])
+    return Points(np.concatenate(positions), np.concatenate(values), sizes)
+
+
 def collate(samples: Sequence[PointSample]) -> Batch:
     """A batch, padded to its longest sample; masks where samples differ in length.
 
@@ -126,6 +161,5 @@ def collate(samples: Sequence[PointSample]) -> Batch:
 def _padded(
     positions: Sequence[Any], values: Sequence[Any]
 ) -> tuple[Float[Tensor, "b n s"], Float[Tensor, "b n v"], Tensor | None]:
-    sizes = torch.tensor([len(row) for row in positions])
-    joined = [torch.from_numpy(np.concatenate(rows)) for rows in (positions, values)]
-    return Ragged.of(joined[0], joined[1], sizes).take(torch.arange(len(sizes)))
+    ragged = Ragged.of(*map(torch.from_numpy, _end_to_end([*zip(positions, values, strict=True)])))
+    return ragged.take(torch.arange(len(positions)))

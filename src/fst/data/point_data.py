@@ -8,7 +8,7 @@ file names or, where it names none, splits drawn by seed. Channels, axes and dom
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,11 +17,18 @@ from rich.console import Console
 
 from fst.data.files import DataError, UnfitError
 from fst.data.image_decoding import default_threads
-from fst.data.point_files import BLOCK, PointFile, Points, check_trainable, read_points
+from fst.data.point_files import (
+    BLOCK,
+    PointFile,
+    Points,
+    PointSample,
+    check_trainable,
+    read_points,
+)
 from fst.data.point_samples import PointSamples, StreamedPoints
 from fst.data.samples import Samples, Storage, stays_resident
 from fst.data.source import DataSource, Partition, Recipe, TestSplit, looked_at
-from fst.types import check_fields
+from fst.types import Domain, check_fields
 
 _MOST_WORKERS = 8
 _DIGESTED_BYTES = 8 * 2**30  # of a split that is read whole to be known again
@@ -69,6 +76,11 @@ class PointData(DataSource):
     def describe(self, folder: Path) -> PointFile:
         """Domain, channels, names and units of the file."""
         return read_points(self.locate(folder))
+
+    def labels(self, folder: Path) -> dict[str, list[list[str]]]:
+        file = self.describe(folder)
+        kinds = ("axes", "values", "targets", "condition")
+        return {kind: [list(label) for label in getattr(file, kind)] for kind in kinds}
 
     def training_targets(self, folder: Path) -> tuple[Int[np.ndarray, " n"], Points]:
         """How many targets each training sample has; and those of some samples, evenly chosen."""
@@ -149,11 +161,8 @@ class PointData(DataSource):
             if shown:
                 raise DataError(f"{file.path}: {'; '.join(shown)}")
             return recipe
-        if hasattr(model, "modes"):
-            decided["modes"] = tuple(min(16, max(2, size // 2)) for size in decided["grid"])
         changed: Any = recipe
-        decided |= anchor_layout(model, file.domain.axes)
-        fitted: Recipe = replace(changed, model=replace(model, **decided))
+        fitted: Recipe = replace(changed, model=replace(model, **settings_for(model, file)))
         return fitted
 
     def check_fits(self, recipe: Any, run: Path, folder: Path) -> None:
@@ -214,7 +223,37 @@ GRID_TOLERANCE = 1e-2
 FIXED = {"value_channels": 1, "output_channels": 1, "condition_channels": 0}
 
 
-def _decided(file: PointFile, model: Any) -> dict[str, Any]:
+@runtime_checkable
+class Functions(Protocol):
+    """What of functions decides the settings of a model: a `PointFile`, or samples in memory."""
+
+    @property
+    def path(self) -> Path | str: ...
+    @property
+    def domain(self) -> Domain: ...
+    @property
+    def value_channels(self) -> int: ...
+    @property
+    def output_channels(self) -> int: ...
+    @property
+    def condition_channels(self) -> int: ...
+    @property
+    def observation_offsets(self) -> Int[np.ndarray, " m"]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, row: int) -> PointSample: ...
+    def observations(self, rows: Int[np.ndarray, " n"]) -> Points: ...
+    def queries(self, rows: Int[np.ndarray, " n"]) -> Points: ...
+
+
+def settings_for(model: Any, file: Functions) -> dict[str, Any]:
+    """The settings of a model's configuration that follow from functions."""
+    decided = _decided(file, model)
+    if hasattr(model, "modes"):
+        decided["modes"] = tuple(min(16, max(2, size // 2)) for size in decided["grid"])
+    return decided | anchor_layout(model, file.domain.axes)
+
+
+def _decided(file: Functions, model: Any) -> dict[str, Any]:
     """The settings of a model that a file decides; an error where the model cannot take it."""
     name = type(model).__name__.removesuffix("Config")
     found: dict[str, Any] = {"low": file.domain.low, "high": file.domain.high}
@@ -225,7 +264,7 @@ def _decided(file: PointFile, model: Any) -> dict[str, Any]:
         elif count != taken:
             words = setting.removesuffix("s").replace("_", " ")
             raise UnfitError(
-                f"{file.path}: {name} takes {taken or 'no'} {words}, this file has {count}; "
+                f"{file.path}: {name} takes {taken or 'no'} {words}, these data have {count}; "
                 "own/fst takes any number"
             )
     if hasattr(model, "grid"):
@@ -235,7 +274,7 @@ def _decided(file: PointFile, model: Any) -> dict[str, Any]:
     return found
 
 
-def _shared_observations(file: PointFile, name: str) -> int:
+def _shared_observations(file: Functions, name: str) -> int:
     """How many observations every sample has, if they lie at the same points."""
     first = file.observations(np.arange(1)).positions
     counts = np.diff(file.observation_offsets)
@@ -245,12 +284,12 @@ def _shared_observations(file: PointFile, name: str) -> int:
     ):
         return len(first)
     raise UnfitError(
-        f"{file.path}: {name} needs every sample to be observed at the same points, and those of "
-        "this file differ; own/fst takes any points"
+        f"{file.path}: {name} needs every sample to be observed at the same points, and these "
+        "differ; own/fst takes any points"
     )
 
 
-def _grid(file: PointFile, name: str) -> tuple[int, ...]:
+def _grid(file: Functions, name: str) -> tuple[int, ...]:
     """The regular grid over the whole domain on which all points of the file lie."""
     low, high = np.array(file.domain.low), np.array(file.domain.high)
     first = np.asarray(file[0].queries)
@@ -267,17 +306,17 @@ def _grid(file: PointFile, name: str) -> tuple[int, ...]:
     ):
         raise UnfitError(
             f"{file.path}: {name} needs all points on one regular grid over the whole domain, and "
-            "those of this file are scattered; own/fst takes any points"
+            "these are scattered; own/fst takes any points"
         )
     return shape
 
 
-def _blocks(file: PointFile) -> Iterator[Int[np.ndarray, " n"]]:
+def _blocks(file: Functions) -> Iterator[Int[np.ndarray, " n"]]:
     """All rows, so many at a time that a file larger than the memory can be looked through."""
     return (np.arange(at, min(at + BLOCK, len(file))) for at in range(0, len(file), BLOCK))
 
 
-def _differences(model: Any, file: PointFile) -> dict[str, tuple[Any, Any]]:
+def _differences(model: Any, file: Functions) -> dict[str, tuple[Any, Any]]:
     """Where a model does not fit a file: by name, what the model has and what the file has."""
     pairs = {name: (getattr(model, name), value) for name, value in _decided(file, model).items()}
     return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}

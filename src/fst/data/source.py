@@ -179,6 +179,11 @@ class DataSource(ABC):
     """Names and units of what is observed and of what is asked for, where they are always the
     same."""
 
+    def labels(self, folder: Path) -> dict[str, list[list[str]]]:
+        """Names and units of axes, values, targets and condition, where a file says them."""
+        del folder
+        return {}
+
     @property
     def diffusion(self) -> float | None:
         """For solutions that diffuse: the coefficient times the last time; None elsewhere."""
