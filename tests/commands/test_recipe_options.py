@@ -137,6 +137,29 @@ def test_a_finished_run_is_trained_longer(run, tmp_path, capsys):
     assert json.loads((tmp_path / "a/run.json").read_text())["from"] == str(run.resolve())
 
 
+def test_weights_serve_other_data_in_another_box_and_unit(run, tmp_path, capsys):
+    random = np.random.default_rng(0)
+    samples = [
+        PointSample(places, places[:, :1] + 293, places, places[:, :1] + 293)
+        for places in random.uniform((0, 0), (5, 2), (20, 30, 2))
+    ]
+    write_points(tmp_path / "other.h5", samples, Domain((0.0, 0.0), (5.0, 2.0)))
+    words = ("--data", tmp_path / "other.h5", "--out", tmp_path / "a", "--steps", 10)
+    assert train("own/fst", "--from", run, *words, tiny=False) == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"model .*\[as the weights of {run} have it; --from\]", shown)
+    assert re.search(r"loss +standardized relative L2  \[means far larger", shown)
+    model = Model.from_pretrained(tmp_path / "a" / "best")
+    assert model.config.high == (5.0, 2.0)
+    assert model.config.width == Model.from_pretrained(run / "best").config.width
+    assert float(model.standardize_outputs.mean) == pytest.approx(295.5, abs=0.3)
+    write_points(tmp_path / "line.h5", [PointSample([[0.0]], [[1.0]], [[0.5]], [[2.0]])] * 9,
+                 Domain((0.0,), (1.0,)))  # fmt: skip
+    words = ("--data", tmp_path / "line.h5", "--out", tmp_path / "b", "--steps", 10)
+    assert train("own/fst", "--from", run, *words, tiny=False) == 2
+    assert "has 1 axes, the weights 2" in capsys.readouterr().err
+
+
 def test_weights_that_do_not_fit_are_named(run, points, tmp_path, capsys):
     words = ("--data", points, "--out", tmp_path / "a", "--steps", 10)
     assert train("own/fst", "--from", run, *words, "--model.width", 32, tiny=False) == 2

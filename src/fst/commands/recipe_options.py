@@ -71,14 +71,21 @@ def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console
     short, _ = tyro.cli(ShortOptions, args=_without_help(arguments), return_unknown_args=True)
     asked = _named(name, short)
     data, choice = short.data, None
+    # The recipe of a run or a file leaves nothing to choose, and neither do weights for images.
+    given = name is None or (short.start is not None and asked.task != own.TASK)
+    if data is not None and asked.task in CHOOSE and not given:
+        size = short.size or ("paper" if short.start else None)
+        choice = CHOOSE[asked.task](asked, data, choose_device(short.device), size)
     if short.start is not None:
-        asked = replace(asked, model=train_command.saved_config(short.start, asked))
-        if name is None and short.config is None and data is None:
+        model = train_command.saved_config(short.start, asked)
+        if data is not None:
+            model = asked.data.on_domain(model, data)
+        elif name is None and short.config is None:
             data = train_command.recorded_data(Path(short.start))
+        asked = replace(asked, model=model)
+        choice = choice.with_weights(model, short.start) if choice else None
     recipe = asked
-    given = short.start is not None or short.config is not None  # then nothing is left to choose
-    if data is not None and recipe.task in CHOOSE and not given:
-        choice = CHOOSE[recipe.task](recipe, data, choose_device(short.device), short.size)
+    if choice is not None:
         recipe = choice.recipe
     elif data is not None and recipe.data.shapes_options:
         recipe = recipe.data.fit(recipe, data)

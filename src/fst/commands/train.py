@@ -176,9 +176,12 @@ def start(
     """Train from the beginning with `data`, which are loaded: a start that fails earlier leaves no
     folder behind."""
     model = prepare_model(recipe, training.samples)
+    samples = training.samples
     if weights is not None:
         load_weights(model, weights)
-    samples = training.samples
+        before = read_object(Path(weights) / "run.json").get("data")
+        if recipe.data.own and before != str(data.resolve()):
+            model.fit_statistics(samples, recipe.standardization)  # the user's own units
     described = {"data": str(data.resolve())} | samples.describe()
     described |= recipe.data.fingerprint(data) | samples.left_out()
     described["labels"] = recipe.data.labels(data)

@@ -165,6 +165,15 @@ class PointData(DataSource):
         fitted: Recipe = replace(changed, model=replace(model, **settings_for(model, file)))
         return fitted
 
+    def on_domain(self, model: Any, folder: Path) -> Any:
+        """Weights know the unit box alone: they serve any domain with as many axes."""
+        domain = self.describe(folder).domain
+        if model.domain.axes != domain.axes:
+            raise DataError(
+                f"{self.locate(folder)}: has {domain.axes} axes, the weights {model.domain.axes}"
+            )
+        return replace(model, low=domain.low, high=domain.high)
+
     def check_fits(self, recipe: Any, run: Path, folder: Path) -> None:
         file = self.describe(folder)
         different = _differences(recipe.model, file)

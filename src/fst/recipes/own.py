@@ -123,6 +123,12 @@ class Choice:
     reasons: dict[str, str]
     """Why model, loss, batch, steps and regularisation are what they are."""
 
+    def with_weights(self, model: ModelConfig, source: str) -> "Choice":
+        """The same for a model that is trained already."""
+        own = f"as the weights of {source} have it; --from"
+        recipe = replace(self.recipe, model=model)
+        return replace(self, recipe=recipe, reasons=self.reasons | {"model": own, "condition": own})
+
     def explain(self, recipe: Recipe) -> dict[str, str]:
         """The reasons of a recipe of which the user may have asked for other parts."""
         chosen, asked = _by_reason(self.recipe), _by_reason(recipe)
