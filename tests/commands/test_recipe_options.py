@@ -294,7 +294,7 @@ def test_the_block_before_training_says_what_was_asked_and_what_was_chosen(
 
 def test_a_run_keeps_the_names_of_its_data(run):
     labels = json.loads((run / "run.json").read_text())["labels"]
-    assert labels["axes"] == [["axes 0", ""], ["axes 1", ""]]
+    assert labels["axes"] == [["x", ""], ["y", ""]]
     assert [len(labels[kind]) for kind in ("values", "targets", "condition")] == [1, 1, 0]
 
 

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -10,6 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+
+import fst
+from fst.data import PointSample, write_points
+from fst.types import Domain
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -147,3 +152,28 @@ def test_tutorials_run_at_reduced_size(
     assert len(pictures) == {"saving": 0, "mesh": 2}.get(script.stem, max(1, len(pictures)))
     for picture in pictures:
         assert (tmp_path / picture).stat().st_size > 3_000
+
+
+def test_the_example_of_evaluation_runs_as_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    samples = [PointSample(p, p, p, p) for p in np.random.default_rng(0).random((10, 8, 1))]
+    write_points("my.h5", samples, Domain((0.0,), (1.0,)))
+    sizes = {"width": 16, "anchors_per_row": 4, "points_from_anchors": 4, "points_from_sobol": 4}
+    fst.build("own/fst", fst.PointDataset("my.h5"), **sizes).save_pretrained("runs/mine/best")
+    [example] = re.findall(r"```python\n(.*?)```", (DOCS / "evaluation.md").read_text(), re.DOTALL)
+    exec(compile(example, "docs/evaluation.md", "exec"), {})
+    assert re.search(r"FST +\|.*points", capsys.readouterr().out)
+
+
+def test_the_demo_installs_no_linters_and_installing_shows_progress():
+    shown = subprocess.run(
+        ["make", "--dry-run", "--always-make", "demo"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert shown.returncode == 0, shown.stderr
+    [install] = [line for line in shown.stdout.splitlines() if "pip install" in line]
+    assert "dev" not in install
+    assert "quiet" not in install
+    whole = subprocess.run(
+        ["make", "--dry-run", "--always-make", "test"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "dev" in whole.stdout

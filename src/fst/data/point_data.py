@@ -70,10 +70,11 @@ class PointData(DataSource):
                 f"together below 1, got {fractions[0]} and {fractions[1]}"
             )
 
-    def locate(self, folder: Path) -> Path:
+    def locate(self, folder: Path | str) -> Path:
+        folder = Path(folder)
         return folder / self.file if folder.is_dir() else folder
 
-    def describe(self, folder: Path) -> PointFile:
+    def describe(self, folder: Path | str) -> PointFile:
         """Domain, channels, names and units of the file."""
         return read_points(self.locate(folder))
 
@@ -184,7 +185,9 @@ class PointData(DataSource):
                 f"{'; '.join(shown)}"
             )
 
-    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
+    def load_test(
+        self, folder: Path | str, device: torch.device | str = "cpu"
+    ) -> TestSplit[Samples]:
         file = self.describe(folder)
         rows = self.partition(file).test
         if len(rows) == 0:

@@ -331,7 +331,8 @@ def inside(points: Float[np.ndarray, "n s"], domain: Domain) -> bool:
 
 @dataclass(frozen=True)
 class Labels:
-    """Names and units of everything a file holds; what is left empty is numbered."""
+    """Names and units of everything a file holds; axes without names are x, y and z, and other
+    things are numbered."""
 
     axes: Sequence[Label | str] = ()
     values: Sequence[Label | str] = ()
@@ -341,6 +342,8 @@ class Labels:
     def complete(self, kind: str, count: int) -> tuple[Label, ...]:
         given: Sequence[Label | str] = getattr(self, kind)
         if not given:
+            if kind == "axes":
+                return tuple(map(Label, "xyz"[:count]))
             return tuple(Label(f"{kind} {number}") for number in range(count))
         if len(given) != count:
             raise ValueError(f"labels.{kind} must name {count} of them, got {len(given)}")

@@ -212,7 +212,7 @@ class DataSource(ABC):
 
     def load(
         self,
-        folder: Path,
+        folder: Path | str,
         device: torch.device | str = "cpu",
         *,
         augment: bool = False,

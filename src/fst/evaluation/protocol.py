@@ -53,7 +53,13 @@ from fst.evaluation.rows import (
     shortened,
 )
 from fst.evaluation.rows import mean as mean_of
-from fst.evaluation.trivial import TrainingFacts, channel_errors, compared, predictors
+from fst.evaluation.trivial import (
+    TrainingFacts,
+    channel_errors,
+    compared,
+    observed_targets,
+    predictors,
+)
 from fst.evaluation_points import PointDraws
 from fst.field import Field
 from fst.kernels import fuse, fused, unfuse
@@ -518,13 +524,16 @@ def sample_fields(
         for index, (each, look) in enumerate(zip(cells, kept, strict=True))
         if each is not None and look["whole"]
     ]
+    # Channels without names of their own that are the targets' are drawn as what they are.
+    shared = {name for name, _ in test.targets} & {name for name, _ in test.values}
+    values = test.values if shared or observed_targets(test) is None else test.targets
     axis_names = [(name, "") for name in settings.view.axis_names] if settings.grids else ()
     return Fields(
         **parts
         | {
             "model": np.array(origin.model),
             "axis_labels": _labels(test.axes or axis_names, "axis", axes),
-            "value_labels": _labels(test.values, "value", samples.value_channels),
+            "value_labels": _labels(values, "value", samples.value_channels),
             "target_labels": _labels(test.targets, "target", samples.output_channels),
             "low": np.array(samples.domain.low, np.float32) * scale,
             "high": np.array(samples.domain.high, np.float32) * scale,
