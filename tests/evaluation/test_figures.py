@@ -320,3 +320,21 @@ def test_labels_of_colour_bars_are_no_longer_than_the_bars(fields):
     assert bars
     for bar in bars:
         assert bar.yaxis.label.get_window_extent().height <= 1.2 * bar.get_window_extent().height
+
+
+@pytest.mark.parametrize(
+    ("labels", "across", "equal"),
+    [
+        (("lat (degrees_north)", "lon (degrees_east)"), 1, True),
+        (("longitude (°E)", "latitude (°N)"), 0, True),
+        (("y (m)", "x (m)"), 1, True),
+        (("x (m)", "elevation (km)"), 0, False),
+        (("depth (m)", "x (m)"), 1, True),
+        (("time (s)", "y (s)"), 1, False),
+        (("a", "b"), 0, True),
+    ],
+)
+def test_axes_run_where_readers_expect_them(fields, labels, across, equal):
+    plane = figures.Plane(replace(fields, axis_labels=np.array(labels)))
+    assert plane.shown == [across, 1 - across]
+    assert plane.equal == equal

@@ -78,18 +78,28 @@ class Picture:
     figure: Figure
 
 
+# Of two axes, the one that runs upwards: the higher number. Axes with other names have zero.
+UPWARDS = {"y": 1, "lat": 1, "latitude": 1, "northing": 1, "t": 3, "time": 3}
+UPWARDS |= dict.fromkeys(("z", "elevation", "altitude", "height", "depth", "level"), 2)
+
+
+def _unit(label: str) -> str:
+    """The unit of an axis; degrees of latitude and longitude are drawn as one."""
+    unit = label.partition("(")[2]
+    return "°" if unit.startswith(("degree", "°")) else unit
+
+
 class Plane:
     """The two axes that are drawn of one, two or three, and the points that lie in the picture."""
 
     def __init__(self, fields: Fields, normal: int | None = None) -> None:
         shown = [axis for axis in range(fields.axes) if axis != normal]
         names = [str(label).split()[0].lower() if label else "" for label in fields.axis_labels]
-        first = names[shown[0]]
-        if len(shown) == 2 and (first in ("t", "time") or (first, names[shown[1]]) == ("y", "x")):
-            shown = shown[::-1]  # time, or y, runs upwards
+        if len(shown) == 2 and UPWARDS.get(names[shown[0]], 0) > UPWARDS.get(names[shown[1]], 0):
+            shown = shown[::-1]
         self.fields, self.shown, self.normal = fields, shown, normal
         self.low, self.high = fields.low[shown], fields.high[shown]
-        units = [str(fields.axis_labels[axis]).partition("(")[2] for axis in shown]
+        units = [_unit(str(fields.axis_labels[axis])) for axis in shown]
         time = fields.time_axis() in shown
         self.equal = len(shown) == 2 and not time and units[0] == units[1]
         width, height = (self.high - self.low).tolist() if len(shown) == 2 else (1.0, 1.0)
