@@ -65,8 +65,8 @@ AREA, SMALLEST, LARGEST, RIMMED = 16_000, 1.5, 30.0, 25.0
 # Half the share of an axis that a slice through scattered points on three axes takes in.
 SLICE = 0.06
 COLUMNS, LETTERS = 4, 24
-# Of a letter of a label, in inches.
-LETTER_WIDTH = 0.072
+# Of a letter of a label, in inches; and letters of a label along the side of a small picture.
+LETTER_WIDTH, LABEL = 0.072, 14
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Plane:
         """Names of the axes at the left and at the bottom only."""
         across, up = (str(self.fields.axis_labels[axis]) for axis in self.shown)
         for panel in axes[:, 0]:
-            panel.set_ylabel(up)
+            panel.set_ylabel(textwrap.fill(up, LABEL, break_long_words=False))
         for panel in axes[-1]:
             panel.set_xlabel(across)
         for panel in axes[:, 1:].flat:
