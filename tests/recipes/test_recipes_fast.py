@@ -11,8 +11,7 @@ from data_examples import BURGERS, DARCY, POINTS, TIMES
 from fst.base import build_model
 from fst.baselines.fno import FNOConfig
 from fst.baselines.shared import GridOutput
-from fst.data import BurgersData
-from fst.data import DarcyData
+from fst.data import BurgersData, DarcyData
 from fst.recipes import RECIPES, describe, find
 from fst.recipes.comparison import models_of
 from fst.recipes.fast import TASKS
