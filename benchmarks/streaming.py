@@ -1,6 +1,6 @@
 """Training steps a second with points on the device, and with points streamed from their file.
 
-    python benchmarks/streaming.py --out results/streaming.json
+    python benchmarks/streaming.py --out results/speed-h200/streaming.json
 
 Every step goes through `fst.training.trainer.Trainer`, as in `fst train own/fst`. The file holds
 scattered waves: 1,000 observations and 10,000 queries a sample, of which a step draws 2,500. One
