@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fst.data import DataError, from_grid, from_meshes, from_table, from_xarray, read_points
-from fst.data.point_files import Label, write_points
+from fst.data.point_files import Label, PointSample, write_points
+from fst.types import Domain
 
 X, Y = np.array([0.0, 0.5, 2.0]), np.array([-1.0, 3.0])
 A = np.arange(24.0).reshape(4, 3, 2) + 1
@@ -115,6 +116,7 @@ def test_a_table(tmp_path, stored):
     assert file[0].values[:, 0].tolist() == [10.0, 12.0]
     assert file[0].queries[:, 0].tolist() == [0.0, 1.0]
     assert file[0].targets[:, 0].tolist() == [1.0, 2.0]
+    assert file.names(np.array([1, 0])) == ("tue", "mon")
     assert file[1].values[:, 0].tolist() == [14.0]
     assert file[1].targets[:, 0].tolist() == [4.0, 5.0]
     assert file[1].condition == pytest.approx([0.2])
@@ -194,3 +196,26 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("importlib.import_module", without)
     with pytest.raises(DataError, match=r"pip install 'function-space-transformer\[mesh\]'"):
         from_meshes(["a.vtu"], ["u"], ["u"])
+
+
+def test_samples_are_named_by_their_coordinate_their_file_or_by_hand(tmp_path):
+    xarray = pytest.importorskip("xarray")
+    fields = np.ones((2, 3))
+    data = xarray.Dataset({"a": (("day", "x"), fields)}, {"day": ["mon", "tue"], "x": [0.0, 1, 2]})
+    assert [each.name for each in from_xarray(data, ["a"], ["a"], sample="day").samples] == [
+        "mon",
+        "tue",
+    ]
+    without = from_xarray(data.drop_vars("day"), ["a"], ["a"], sample="day")
+    assert [each.name for each in without.samples] == [None, None]
+    samples = [PointSample([[0.0]], [[1.0]], [[1.0]], [[1.0]], name=name) for name in ("a", None)]
+    write_points(tmp_path / "named.h5", samples, Domain((0.0,), (1.0,)))
+    assert read_points(tmp_path / "named.h5").names(np.arange(2)) == ("a", "1")
+    write_points(tmp_path / "plain.h5", samples[1:], Domain((0.0,), (1.0,)))
+    assert read_points(tmp_path / "plain.h5").names(np.arange(1)) is None
+
+
+def test_other_files_of_the_user_s_are_refused_with_the_way_to_points(tmp_path):
+    (tmp_path / "mine.csv").write_text("x,u\n")
+    with pytest.raises(DataError, match=r"mine\.csv: is no fst point file.*fst\.data\.from_table"):
+        read_points(tmp_path / "mine.csv")

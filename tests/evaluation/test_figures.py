@@ -338,3 +338,11 @@ def test_axes_run_where_readers_expect_them(fields, labels, across, equal):
     plane = figures.Plane(replace(fields, axis_labels=np.array(labels)))
     assert plane.shown == [across, 1 - across]
     assert plane.equal == equal
+
+
+def test_samples_are_called_as_the_user_calls_them():
+    test = replace(some_test(), names=tuple(f"mon ${row}" for row in range(10)))
+    named = sample_fields(ConstantModel(), test, SETTINGS, ORIGIN)
+    titles = [named.title(sample) for sample in range(len(named))]
+    assert all("sample mon \\$" in title for title in titles)
+    assert is_png(figures.solutions(named, samples=[0]))

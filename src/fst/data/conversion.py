@@ -7,6 +7,7 @@ they are needed, and named where they are missing.
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +84,17 @@ def from_xarray(
         variable = data[name].transpose(*(order if name not in condition else [sample]))
         return np.ma.masked_invalid(variable.values)  # netCDF readers give NaN where nothing is
 
-    return from_grid(
+    found = from_grid(
         {name: read(name) for name in values},
         {name: read(name) for name in targets},
         {axis: data[axis].values for axis in order[1:]},
         {name: np.ma.getdata(read(name)) for name in condition},
         {str(name): str(data[name].attrs.get("units", "")) for name in [*names, *order[1:]]},
     )
+    if sample not in data.coords:
+        return found
+    known = zip(found.samples, data[sample].values, strict=True)
+    return replace(found, samples=[replace(each, name=str(label)) for each, label in known])
 
 
 def from_table(
@@ -136,7 +141,8 @@ def from_table(
         there, where = rows[seen], rows[asked]
         columns = ((there, coordinates), (there, values), (where, coordinates), (where, targets))
         arrays = [frame[list(chosen)].to_numpy(np.float64) for frame, chosen in columns]
-        samples.append(PointSample(arrays[0], arrays[1], arrays[2], arrays[3], numbers))
+        found = PointSample(arrays[0], arrays[1], arrays[2], arrays[3], numbers)
+        samples.append(replace(found, name=str(label)))
     return _functions(samples, coordinates, values, targets, condition, units or {})
 
 
@@ -173,7 +179,9 @@ def from_meshes(
         channels = [_channels(row, mesh, names) for names in (values, targets)]
         numbers = [float(field[row]) for field in given] or None
         cells = _triangles(mesh) if len(kept) == 2 else None
-        samples.append(PointSample(points, channels[0], points, channels[1], numbers, cells=cells))
+        name = Path(meshes[row]).stem if isinstance(meshes[row], str | Path) else None
+        sample = PointSample(points, channels[0], points, channels[1], numbers, cells=cells)
+        samples.append(replace(sample, name=name))
     names = ([part for name in k for part in _parts(name, opened[0])] for k in (values, targets))
     axes = ["xyz"[axis] for axis in kept]
     return _functions(samples, axes, next(names), next(names), condition or {}, units or {})

@@ -195,6 +195,7 @@ class PointData(DataSource):
         return TestSplit(
             self._samples(file, rows, torch.device(device)),
             numbers=tuple(rows.tolist()),
+            names=file.names(rows),
             axes=file.axes,
             values=file.values,
             targets=file.targets,

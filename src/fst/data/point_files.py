@@ -11,6 +11,7 @@
     condition              (samples, channels)             float32, optional
     cells/triangles        (all triangles, 3)              int64, optional: numbers of queries
     cells/offsets          (samples + 1)                   int64, optional
+    names                  (samples)                       text, optional
     split/training, split/validation, split/test           row numbers, optional
 
 Sample i has the points offsets[i] to offsets[i + 1]. Positions are in the domain's own units, and
@@ -52,6 +53,10 @@ LEAST_STEPS = 2**16
 BLOCK = 256  # samples read at once where a whole file is looked through
 LAYOUT = f"an fst point file (HDF5 with attribute format = {FORMAT!r}, see docs/data.md)"
 
+# What else users have, and what makes points of it.
+CONVERTED = {".csv": "from_table", ".nc": "from_xarray", ".vtu": "from_meshes"}
+CONVERTED |= dict.fromkeys((".npy", ".npz"), "from_grid")
+
 _CHUNK_POINTS = 4096
 _FLUSH_POINTS = 2**18
 # Kinds of numbers that could be taken for others, and the way out.
@@ -84,6 +89,7 @@ class PointSample:
     mask: ArrayLike | None = None  # n
     query_mask: ArrayLike | None = None  # q
     cells: ArrayLike | None = None  # triangles as numbers of queries (t 3), for pictures
+    name: str | None = None  # by which you know it, for pictures; its number when not given
 
 
 class Points(NamedTuple):
@@ -149,6 +155,16 @@ class PointFile:
         if triangles.ndim != 2 or triangles.shape[1] != 3 or _outside(triangles, queries):
             raise DataError(f"{self.path}: cells of sample {row} must number its {queries} queries")
         return triangles
+
+    def names(self, rows: Int[np.ndarray, " n"]) -> tuple[str, ...] | None:
+        """By which the user knows samples, where the file says so."""
+        with reading_hdf5(self.path, LAYOUT) as file:
+            if "names" not in file:
+                return None
+            found = file["names"].asstr()[:]
+        if found.shape != (len(self),):
+            raise DataError(f"{self.path}: names must be one for each of {len(self)} samples")
+        return tuple(found[rows].tolist())
 
     def __iter__(self) -> Iterator[PointSample]:
         return (self[row] for row in range(len(self)))
@@ -225,6 +241,11 @@ def read_points(path: Path | str) -> PointFile:
     """Check a file's layout; samples are read when asked for: `read_points(path)[3]`."""
     check_argument("path", path, Path | str)
     path = Path(path)
+    if path.suffix in CONVERTED and path.is_file():
+        raise DataError(
+            f"{path}: is no fst point file; make one in Python by write_points('my.h5', "
+            f"fst.data.{CONVERTED[path.suffix]}(...)), see docs/data.md"
+        )
     with reading_hdf5(path, LAYOUT) as file:
         if file.attrs.get("format") != FORMAT:
             raise DataError(f"{path}: has no attribute format = {FORMAT!r}; expected {LAYOUT}")
@@ -414,6 +435,7 @@ class _Writer:
         self.sizes: dict[str, list[int]] = {"observations": [], "queries": []}
         self.conditions: list[np.ndarray] = []
         self.cells: list[np.ndarray] = []
+        self.names: list[str | None] = []
 
     def add(self, sample: PointSample) -> None:
         row = len(self.conditions)
@@ -429,6 +451,8 @@ class _Writer:
             self.sizes[group].append(len(points))
             self.pending_points += len(points)
         self._add_cells(row, sample)
+        check_argument(f"name of sample {row}", sample.name, str | None)
+        self.names.append(sample.name)
         self.conditions.append(np.asarray([] if checked.condition is None else checked.condition))
         if self.pending_points > _FLUSH_POINTS:
             with writing(self.path):
@@ -486,6 +510,9 @@ class _Writer:
                 raise ValueError("cells must be given for all samples or none")
             file["cells/triangles"] = np.concatenate(self.cells)
             file["cells/offsets"] = np.cumsum([0, *map(len, self.cells)])
+        if any(name is not None for name in self.names):
+            named = [str(row) if name is None else name for row, name in enumerate(self.names)]
+            file.create_dataset("names", data=named, dtype=h5py.string_dtype())
         if self.conditions[0].size:
             file["condition"] = np.stack(self.conditions)
         counts = {

@@ -59,8 +59,9 @@ class ValidationSplit(Generic[Kind]):
 class TestSplit(Generic[Kind]):
     """What a result is reported on, once. `groups` names each sample's group in a table.
 
-    `numbers` are those by which the user knows the samples, and `cells` gives the triangles between
-    the queries of the sample with a number, where its mesh is known; the rest are names and units.
+    `numbers` or, where there are some, `names` are those by which the user knows the samples, and
+    `cells` gives the triangles between the queries of the sample with a number, where its mesh is
+    known; the rest are names and units.
     """
 
     __test__ = False  # the name is the paper's word, not a class of tests for pytest to collect
@@ -68,6 +69,7 @@ class TestSplit(Generic[Kind]):
     samples: Kind
     groups: tuple[str, ...] | None = None
     numbers: tuple[int, ...] | None = None
+    names: tuple[str, ...] | None = None
     axes: tuple[tuple[str, str], ...] = ()
     values: tuple[tuple[str, str], ...] = ()
     targets: tuple[tuple[str, str], ...] = ()

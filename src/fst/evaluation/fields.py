@@ -61,8 +61,8 @@ class Fields(SavedFields):
     low: Float[Array, " s"]
     high: Float[Array, " s"]
     rows: Int[Array, " n"]
-    numbers: Int[Array, " n"]
-    """By which the user knows the samples."""
+    numbers: Shaped[Array, " n"]
+    """By which the user knows the samples: their names, where they have some."""
     roles: Shaped[Array, " n"]
     """best, median or worst of the test set; empty for samples chosen by their position in it."""
     groups: Shaped[Array, " g"]
@@ -116,7 +116,8 @@ class Fields(SavedFields):
         """What identifies a sample in a figure."""
         role = f"{self.roles[sample]}: " if self.roles[sample] else ""
         group = f", ν = {self.groups[sample]}" if len(self.groups) else ""
-        return f"{role}sample {self.numbers[sample]}{group}"
+        known = str(self.numbers[sample]).replace("$", r"\$")  # no formula for matplotlib
+        return f"{role}sample {known}{group}"
 
     def time_axis(self) -> int | None:
         """The axis that is called time or t."""

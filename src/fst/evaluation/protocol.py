@@ -538,7 +538,7 @@ def sample_fields(
             "low": np.array(samples.domain.low, np.float32) * scale,
             "high": np.array(samples.domain.high, np.float32) * scale,
             "rows": np.array(wanted),
-            "numbers": np.array(numbers),
+            "numbers": np.array([test.names[r] for r in wanted] if test.names else numbers),
             "roles": np.array([roles.get(row, "") for row in wanted]),
             "groups": np.array([test.groups[r] for r in wanted] if test.groups else [], np.str_),
             "errors": np.array([look["error"] for look in kept], np.float32),
