@@ -39,7 +39,6 @@ class Model(nn.Module, ABC):
 
     def point_stream(self, anchor_seed: int, sobol_seed: int) -> PointStream | None:
         """The random evaluation points this model consumes, if it consumes any."""
-        del anchor_seed, sobol_seed
         return None
 
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
@@ -57,7 +56,6 @@ class Model(nn.Module, ABC):
 
         `standardization` gives the mean and standard deviation of all values instead.
         """
-        del training, standardization
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `model.safetensors` and `config.json`, the statistics included."""

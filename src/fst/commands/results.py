@@ -35,6 +35,7 @@ from fst.evaluation.rows import (
     RESULTS,
     ROWS,
     Row,
+    grouped,
     read_rows,
     read_run,
     read_timed_curve,
@@ -244,9 +245,8 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
 
 def short(results: Path, comparisons: dict[str, Comparison]) -> str:
     """Each recipe with the mean over its seeds, and the comparisons at equal time."""
-    runs: dict[tuple[str, int, str], list[Values]] = {}
-    for each in _records(results):
-        runs.setdefault((each["recipe"], each["steps"], each["hardware"]), []).append(each)
+    same = ("recipe", "steps", "hardware")
+    runs = grouped(_records(results), lambda each: tuple(each[name] for name in same))
     table = Table.of(
         "",
         runs.values(),
@@ -427,11 +427,7 @@ def _by_steps(comparison: Comparison) -> bool:
 
 def _by_title(results: Iterable[Result], part: str) -> dict[str, list[Result]]:
     """The seeds of each model that have `part`: scores, or a curve."""
-    found: dict[str, list[Result]] = {}
-    for each in results:
-        if getattr(each, part):
-            found.setdefault(each.title, []).append(each)
-    return found
+    return grouped((each for each in results if getattr(each, part)), lambda each: each.title)
 
 
 def _curves(results: Iterable[Result]) -> dict[str, list[Sequence[tuple[float, float]]]]:

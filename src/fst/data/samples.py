@@ -121,12 +121,10 @@ class Rows(ABC):
 
         The generator lives on the samples' device. The result is for `batch` alone to interpret.
         """
-        del solutions, count, generator
         return None
 
     def augmentations(self, solutions: int, generator: torch.Generator) -> Tensor | None:
         """A random change for each of `solutions` rows; None where data are used as stored."""
-        del solutions, generator
         return None
 
     def batch(
@@ -458,7 +456,6 @@ class GridSamples(Samples):
         self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
     ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
         """Observed values and targets."""
-        del augmentation
         flat = self.targets.flatten(1)
         return self.observed_values[rows], flat[rows if chosen is None else (rows[:, None], chosen)]
 

@@ -186,7 +186,6 @@ class DataSource(ABC):
 
     def frequent_class(self, folder: Path) -> str | None:
         """For classes: the one that most training samples have; None elsewhere."""
-        del folder
         return None
 
     @property
@@ -196,7 +195,6 @@ class DataSource(ABC):
 
     def files(self, folder: Path) -> list[Path]:
         """The files that are made where they are missing."""
-        del folder
         return []
 
     @abstractmethod
@@ -232,7 +230,6 @@ class DataSource(ABC):
 
     def fit(self, recipe: Recipe, folder: Path) -> Recipe:
         """The recipe with what the data decide: channels, domain, classes."""
-        del folder
         return recipe
 
     def check_fits(self, recipe: Any, run: Path, folder: Path) -> None:

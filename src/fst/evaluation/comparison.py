@@ -19,8 +19,9 @@ from fst.evaluation.rows import (
     RELATIVE_L2,
     RESULTS,
     ROWS,
-    Metric,
     Row,
+    Scored,
+    grouped,
     read_rows,
     read_starts,
     read_timed_curve,
@@ -36,7 +37,7 @@ SPREAD, PAPER = "  ±", "  paper"
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(Scored):
     """A test error; the per-sample errors stay with the run."""
 
     metric: str
@@ -44,14 +45,6 @@ class Score:
     samples: int
     error: float
     paper_error: float | None
-
-    @property
-    def measure(self) -> Metric:
-        return METRICS[self.metric]
-
-    @property
-    def column(self) -> str:
-        return self.measure.column(self.grid)
 
 
 @dataclass(frozen=True)
@@ -197,7 +190,7 @@ class Comparison:
         images = any(each.images_per_second is not None for each in self.results)
         costs = {name: cost for name, cost in COSTS.items() if images or name != IMAGES}
         lines: list[tuple[str, ...]] = []
-        for those in _by_model(self.results).values():
+        for those in grouped(self.results, lambda each: each.model).values():
             lines += _lines(those, costs, columns)
         return Table(self.title, ("Model", "Para-\nmeters", *costs, *columns), tuple(lines))
 
@@ -288,14 +281,6 @@ class Comparison:
             if self.versions.get(name)
         )
         return f"Made with: {device}; {versions}." if versions else "Nothing is trained yet."
-
-
-def _by_model(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The seeds of a model together, in the order in which the models came."""
-    found: dict[str, list[Result]] = {}
-    for each in results:
-        found.setdefault(each.model, []).append(each)
-    return found
 
 
 def scores_of(rows: Sequence[Row]) -> tuple[Score, ...]:

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from fst.base import Model, parameter_count
@@ -61,7 +60,7 @@ from fst.metrics import relative_l2
 from fst.operators import Operator, Output
 from fst.precision import full_precision
 from fst.pretrained import to_json
-from fst.terminal import printable
+from fst.terminal import printable, progress_bar
 from fst.types import Domain, Observations, check_fields
 from fst.version import __version__
 
@@ -111,12 +110,10 @@ class TestProtocol(ABC):
         self, error: float, training: Any, validation: Any, source: DataSource
     ) -> str:
         """A validation error in words, beside the trivial predictors on the same samples."""
-        del training, validation, source
         return f"Validation error: {error:.5f}."
 
     def images_per_step(self, batch_size: int) -> int | None:
         """How many images a training step takes; None where it takes none."""
-        del batch_size
         return None
 
     def fingerprint(self, weights: bytes, data: DataSource) -> str:
@@ -129,7 +126,6 @@ class TestProtocol(ABC):
 
     def about_data(self, data: DataSource) -> dict[str, Any]:
         """Settings of the data that decide a score as much as the weights do."""
-        del data
         return {}
 
 
@@ -387,7 +383,7 @@ def measure(
     """Errors of any predictor, each batch represented once for all grids and neighbour counts."""
     views = views_of(samples, settings)
     found: dict[tuple[bool, int, int], Measurement] = {}
-    with show_progress(console) as progress:
+    with progress_bar(console) as progress:
         batches = list(row_batches(samples, settings))
         for rows in progress.track(batches, description=printable(f"testing {label}".strip())):
             output = represent(samples.batch(rows).observations)
@@ -655,15 +651,3 @@ def _check_finite(error: Tensor, rows: Tensor, grid: tuple[int, ...] | None) -> 
             f"the relative error of test sample {row}{where} is not finite: the prediction is "
             "NaN or infinite, or the solution is zero everywhere"
         )
-
-
-@contextmanager
-def show_progress(console: Console | None) -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        disable=console is None or not console.is_terminal,
-    ) as progress:
-        yield progress

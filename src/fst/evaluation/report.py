@@ -20,7 +20,7 @@ from matplotlib.text import Text
 from fst.data.files import DataError, writing
 from fst.evaluation import figures
 from fst.evaluation.figures import Picture, file_name
-from fst.evaluation.rows import METRICS, RELATIVE_L2, Row, Run, read_run
+from fst.evaluation.rows import METRICS, RELATIVE_L2, Row, Run, grouped, read_run
 from fst.evaluation.tables import (
     Table,
     by_model,
@@ -125,10 +125,7 @@ def distinct(runs: Sequence[Run]) -> list[Run]:
 def build_page(runs: Sequence[Run], title: str) -> Page:
     """The page of these runs: how good they are, problem by problem, then what each run cost."""
     sections: list[Section] = []
-    problems: dict[str, list[Run]] = {}
-    for run in runs:
-        problems.setdefault(problem_name(run.rows[0]), []).append(run)
-    for name, those in problems.items():
+    for name, those in grouped(runs, lambda run: problem_name(run.rows[0])).items():
         sections += problem_sections(name, those)
     rows = [row for run in runs for row in run.rows]
     sections.append(training_section(runs, rows))

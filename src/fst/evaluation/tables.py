@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import Self
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -12,12 +12,11 @@ from rich.console import JustifyMethod
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from fst.evaluation.rows import NOTHING, Row
-from fst.terminal import markdown, printable
+from fst.evaluation.rows import NOTHING, Item, Row, grouped
+from fst.terminal import duration, markdown, printable
 
 # Tables by group are read, so they end where nobody would read on.
 MOST_GROUPS = 50
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -213,10 +212,7 @@ def cost_table(rows: Iterable[Row]) -> Table:
 
 def by_model(rows: Iterable[Row]) -> dict[tuple[str, ...], list[Row]]:
     """Rows of the same scored model together, in the order in which they came."""
-    found: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault(_identity(row), []).append(row)
-    return found
+    return grouped(rows, _identity)
 
 
 def _identity(row: Row) -> tuple[str, ...]:
@@ -239,12 +235,6 @@ def parameters(count: int) -> str:
 
 def whole(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,.0f}"
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
 def _short(value: float | None) -> str:

@@ -209,7 +209,6 @@ class CrossEntropy(Objective):
     def losses(
         self, model: Classifier, prediction: Float[Tensor, "b k"], batch: ImageBatch
     ) -> Float[Tensor, " b"]:
-        del model
         return cross_entropy(
             prediction.float(),
             batch.labels,
