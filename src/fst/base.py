@@ -43,7 +43,14 @@ class Model(nn.Module, ABC):
 
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by the learning rate they take: `main`, and `predictor` where there is one."""
-        return {"main": list(self.parameters())}
+        predictor = self.predicting()
+        known = {id(parameter) for parameter in predictor}
+        main = [parameter for parameter in self.parameters() if id(parameter) not in known]
+        return {"main": main, "predictor": predictor} if predictor else {"main": main}
+
+    def predicting(self) -> list[nn.Parameter]:
+        """The parameters that the paper trains at a rate of their own, if there are any."""
+        return []
 
     def no_weight_decay(self) -> list[nn.Parameter]:
         """Parameters that weight decay leaves alone, because zero is no natural value of theirs."""

@@ -174,6 +174,9 @@ class DataSource(ABC):
     shapes_options: ClassVar[bool] = False
     """Whether the data decide defaults of a recipe's options, so that they are looked at first."""
 
+    limits: ClassVar[str] = "Nothing beyond data of the kind above was tested."
+    """What a model of these data was and was not tested on, for the card of shipped weights."""
+
     value_names: ClassVar[tuple[tuple[str, str], ...]] = ()
     target_names: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Names and units of what is observed and of what is asked for, where they are always the
@@ -333,7 +336,8 @@ class MadeData(DataSource):
             existing = None if force else self.layout(path).provenance
             if settle_existing(path, plan.provenance, existing, force=force):
                 return False
-        write_rows(plan, produce, batch_size=batch_size or at_once, console=console, force=force)
+        at_once = at_once if batch_size is None else batch_size
+        write_rows(plan, produce, batch_size=at_once, console=console, force=force)
         self.finish(plan)
         return True
 
