@@ -72,9 +72,9 @@ class Statistics:
     """Means and standard deviations, float64 on the CPU: scalars, or one for each channel."""
 
     value_mean: Tensor
-    value_deviation: Tensor
+    value_std: Tensor
     output_mean: Tensor
-    output_deviation: Tensor
+    output_std: Tensor
 
 
 class Asked(NamedTuple):
@@ -267,10 +267,11 @@ class Samples(Rows):
         """For standardisation. Ask the training split only."""
 
     def describe(self) -> dict[str, Any]:
-        found = dict(vars(self.statistics()))
         mean, std = moments(self.conditions())
-        found |= {"condition_mean": mean, "condition_deviation": std}
-        numbers = {name: numbers.reshape(-1).tolist() for name, numbers in found.items()}
+        found = vars(self.statistics()) | {"condition_mean": mean, "condition_std": std}
+        # What a standard deviation is called in runs: the first of them had this name.
+        stored = {name.replace("_std", "_deviation"): each for name, each in found.items()}
+        numbers = {name: numbers.reshape(-1).tolist() for name, numbers in stored.items()}
         return {"training_samples": len(self), **numbers}
 
 
