@@ -8,27 +8,16 @@ classifiers add what goes in and what comes out.
 from abc import ABC
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
 from fst import pretrained
-from fst.evaluation_points import PointDraws
+from fst.evaluation_points import ResampledPoints
 
 # Classes that have become choices of another's configuration.
 FORMER_NAMES = {"ObserveFirst": "FunctionSpaceTransformer"}
-
-
-@runtime_checkable
-class PointStream(Protocol):
-    """A resumable source of `PointDraws`: two seeds and a position."""
-
-    def draw(self) -> PointDraws: ...
-
-    def state(self) -> dict[str, int]: ...
-
-    def restore(self, state: dict[str, int]) -> None: ...
 
 
 class Model(nn.Module, ABC):
@@ -37,7 +26,7 @@ class Model(nn.Module, ABC):
     config_type: ClassVar[type]
     config: Any
 
-    def point_stream(self, anchor_seed: int, sobol_seed: int) -> PointStream | None:
+    def point_stream(self, anchor_seed: int, sobol_seed: int) -> ResampledPoints | None:
         """The random evaluation points this model consumes, if it consumes any."""
         return None
 

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fst import pretrained
-from fst.data.files import DataError, reading, writing
+from fst.data.files import DataError, reading
 from fst.evaluation.comparison import Comparison, Result
 from fst.evaluation.figures import error_over_seconds
 from fst.evaluation.report import report as write_report
@@ -41,7 +41,7 @@ from fst.evaluation.rows import (
     read_timed_curve,
 )
 from fst.evaluation.tables import Table, unique
-from fst.io import read_object, write_atomically, write_text
+from fst.io import read_object, write_list, write_text
 from fst.recipes import ablation
 from fst.terminal import markdown
 
@@ -91,10 +91,7 @@ def write_records(runs: list[Path], out: Path) -> list[Values]:
     known = {record["run"]: record for record in read_records(out)} if out.exists() else {}
     found = [describe(run) for run in runs]
     known |= {record["run"]: record for record in found}
-    lines = ",\n".join(json.dumps(record, allow_nan=False) for record in known.values())
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, f"[\n{lines}\n]\n".encode())
+    write_list(out, known.values())
     return found
 
 

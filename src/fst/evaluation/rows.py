@@ -7,7 +7,6 @@ Everything a table shows is in the rows; the mean and the group means are checke
 per-sample errors when rows are read. No model is loaded here.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 
 from fst.data.files import DataError, reading, writing
 from fst.evaluation.fields import SavedFields, read_fields, save_fields
-from fst.io import parse_json, read_object, write_atomically
+from fst.io import parse_json, read_object, write_list
 from fst.pretrained import PretrainedError, from_json, to_json
 from fst.terminal import one_line
 
@@ -283,10 +282,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Replace the file by these rows, whole or not at all."""
     for row in rows:
         check(row)
-    lines = ",\n".join(json.dumps(to_json(row), allow_nan=False) for row in rows)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, f"[\n{lines}\n]\n".encode())
+    write_list(path, map(to_json, rows))
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -30,9 +30,9 @@ from accelerate import Accelerator
 from jaxtyping import Int
 from torch import Tensor, distributed, nn
 
-from fst.base import Model, PointStream
+from fst.base import Model
 from fst.data.samples import Asked, Rows
-from fst.evaluation_points import PointDraws
+from fst.evaluation_points import PointDraws, ResampledPoints
 from fst.kernels import fuse
 from fst.precision import full_precision
 from fst.pretrained import check_shapes, from_json
@@ -395,7 +395,7 @@ class Trainer:
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
 
-    def _draw(self, stream: PointStream | None) -> PointDraws | None:
+    def _draw(self, stream: ResampledPoints | None) -> PointDraws | None:
         return None if stream is None else stream.draw().to(self.device, torch.float32)
 
 
