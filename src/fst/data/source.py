@@ -25,6 +25,7 @@ from fst.data.files import DataError, Plan, Produce, settle_existing, write_rows
 from fst.data.samples import Rows
 from fst.io import publish
 from fst.terminal import Terminal
+from fst.types import check_argument
 
 # A recipe: any dataclass with a `model`, `data` and `evaluation`.
 Recipe = TypeVar("Recipe")
@@ -280,10 +281,8 @@ class MadeData(DataSource):
                 "training must be positive, validation and test not negative, "
                 f"got {self.training}, {self.validation} and {self.test}"
             )
-        if self.seed < 0 or self.split_seed < 0:
-            raise ValueError(
-                f"seed and split_seed must be at least 0, got {self.seed} and {self.split_seed}"
-            )
+        for name in ("seed", "split_seed"):
+            check_argument(name, getattr(self, name), int, least=0)
 
     @abstractmethod
     def parts(self, folder: Path) -> dict[Path, tuple[Any, ...]]:

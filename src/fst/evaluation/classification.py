@@ -49,9 +49,7 @@ class ClassificationSettings(TestProtocol):
     shown = ("pictures", "paper_errors")
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_fields(self, batch_size=1)
         if len(self.paper_errors) not in (0, len(ACCURACIES)):
             raise ValueError(
                 f"paper_errors must give the top-1 and the top-5 error, got {self.paper_errors}"

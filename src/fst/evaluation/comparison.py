@@ -27,7 +27,7 @@ from fst.evaluation.rows import (
     read_timed_curve,
     steady_rate,
 )
-from fst.evaluation.tables import Table, unique, whole
+from fst.evaluation.tables import Table, shown, unique
 from fst.io import flat, read_object, write_json, write_text
 from fst.pretrained import to_json
 from fst.terminal import markdown
@@ -310,7 +310,7 @@ def _lines(
         return [score.error for score in found]
 
     means = cells(lambda found: found[0].measure.text(statistics.fmean(errors(found))), NOTHING)
-    line = (first.title, whole(first.parameters), *map(mean, costs.values()), *means)
+    line = (first.title, shown(first.parameters), *map(mean, costs.values()), *means)
     lines = [line]
     if len(done) > 1:
         spread = cells(lambda found: found[0].measure.spread(statistics.stdev(errors(found))))

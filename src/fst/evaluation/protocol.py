@@ -165,16 +165,12 @@ class EvaluationSettings(TestProtocol):
     shown = ("view", "paper_errors", "paper_groups")
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_fields(self, batch_size=1, neighbors=1)
         if self.paper_errors and len(self.paper_errors) != max(1, len(self.grids)):
             raise ValueError(
                 f"paper_errors must give one error for each of the {len(self.grids)} grids, "
                 f"got {len(self.paper_errors)}"
             )
-        if any(count < 1 for count in self.neighbors):
-            raise ValueError(f"neighbors must be at least 1, got {self.neighbors}")
         for name in ("grids", "neighbors"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name} must not repeat, got {getattr(self, name)}")
