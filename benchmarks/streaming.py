@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fst.training.batches import Batches
 
 import fst
 from fst.data import PointData, PointSample, write_points
 from fst.data.samples import Samples
 from fst.recipes import own
-from fst.training.batches import Batches
 from fst.training.loop import build_accelerator
 from fst.training.run_folder import describe_environment
 from fst.training.schedules import WarmupCosine

@@ -52,7 +52,7 @@ from fst.evaluation.rows import (
     shortened,
 )
 from fst.evaluation.rows import mean as mean_of
-from fst.evaluation.trivial import TrainingFacts, channel_errors, compared, predictors
+from fst.evaluation.trivial import TrainingFacts, compared, predictors
 from fst.evaluation_points import PointDraws
 from fst.field import Field
 from fst.kernels import fuse, fused, unfuse
@@ -249,7 +249,16 @@ class Measurement:
     def channels(
         self, names: Sequence[tuple[str, str]], std: Sequence[float]
     ) -> tuple[ChannelError, ...]:
-        return channel_errors(names, torch.cat(self.relative), self.squares / self.points, std)
+        """Each channel by itself; samples in which a channel is zero have no relative error."""
+        found = []
+        for index, (name, unit) in enumerate(names):
+            column = torch.cat(self.relative)[:, index]
+            finite = column[column.isfinite()]
+            error = finite.mean().item() if len(finite) else None
+            known = std[index] if len(std) == len(names) else None
+            rmse = math.sqrt(self.squares[index] / self.points)
+            found.append(ChannelError(name, unit, error, rmse, known))
+        return tuple(found)
 
 
 class OverDomain:
