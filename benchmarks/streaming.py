@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fst.training.batches import Batches
 
 import fst
 from fst.data import PointData, PointSample, write_points
@@ -28,7 +27,7 @@ from fst.training.loop import build_accelerator
 from fst.training.run_folder import describe_environment
 from fst.training.schedules import WarmupCosine
 from fst.training.settings import TrainingSettings
-from fst.training.trainer import Trainer
+from fst.training.trainer import Batches, Trainer
 
 DOMAIN = fst.Domain((0.0, 0.0), (1.0, 1.0))
 SMALL = own.SMALL[fst.FunctionSpaceConfig] | own.SMALL_LAYOUTS[2]
