@@ -114,8 +114,8 @@ class Ways:
         # Compiled once: the exchange comes after what is compiled.
         self.own = trainer(asked, compile=compiled)
         self.wrapped = trainer(asked, compile=False)
-        module = DistributedDataParallel(self.wrapped.module, gradient_as_bucket_view=True)
-        self.wrapped.module = module
+        module = DistributedDataParallel(self.wrapped.loss, gradient_as_bucket_view=True)
+        self.wrapped.loss = module
         for name in NAMES:
             losses(self[name], WARMUP)
 

@@ -65,6 +65,8 @@ def advance(training: Trainer, steps: int) -> float:
     start = time.perf_counter()
     for _ in range(steps):
         training.update()
+        if training.state.step % training.settings.log_every == 0:
+            training.read()
     training.read()
     return steps / (time.perf_counter() - start)
 
