@@ -2,7 +2,9 @@
 
 import importlib.util
 from dataclasses import replace
+from functools import singledispatch
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -14,6 +16,7 @@ from fst.commands.predict import load_model
 from fst.commands.train import data_of_run
 from fst.data import BurgersData, DarcyData, PointData
 from fst.data.point_samples import PointSamples
+from fst.data.source import DataSource
 from fst.explore.explorer import Explorer
 from fst.explore.problems import BurgersProblem, DarcyProblem, PointsProblem, Problem
 from fst.recipes import find
@@ -79,17 +82,31 @@ def _recipe_of(folder: Path) -> Recipe:
 
 def problem_of(recipe: Recipe, run: Path, data: Path | None = None) -> Problem:
     """What the page shows for the data of a recipe; a user's own points are read."""
-    if isinstance(recipe.data, BurgersData):
-        return BurgersProblem(recipe.data)
-    if isinstance(recipe.data, DarcyData):
-        return DarcyProblem(recipe.data)
-    if isinstance(recipe.data, PointData):
-        path = data_of_run(recipe, run, data)
-        recipe.data.check_fits(recipe, run, path)
-        samples = replace(recipe.data, storage="resident").load_test(path).samples
-        assert isinstance(samples, PointSamples)
-        return PointsProblem(samples)
+    return _problem(recipe.data, recipe, run, data)
+
+
+@singledispatch
+def _problem(source: DataSource, recipe: Recipe, run: Path, data: Path | None) -> Problem:
     raise ValueError(f"fst explore shows Burgers, Darcy and own points, not {recipe.name}")
+
+
+@_problem.register
+def _(source: BurgersData, *_: Any) -> Problem:
+    return BurgersProblem(source)
+
+
+@_problem.register
+def _(source: DarcyData, *_: Any) -> Problem:
+    return DarcyProblem(source)
+
+
+@_problem.register
+def _(source: PointData, recipe: Recipe, run: Path, data: Path | None) -> Problem:
+    path = data_of_run(recipe, run, data)
+    source.check_fits(recipe, run, path)
+    samples = replace(source, storage="resident").load_test(path).samples
+    assert isinstance(samples, PointSamples)
+    return PointsProblem(samples)
 
 
 def warm_up(explorer: Explorer) -> None:

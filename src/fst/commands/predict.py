@@ -33,7 +33,6 @@ from fst.commands.prediction_files import (
     read_observations,
     read_queries,
     run_labels,
-    write_answer,
     write_prediction,
 )
 from fst.data.files import DataError
@@ -41,7 +40,7 @@ from fst.data.image_decoding import View, decoded
 from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images, is_tar
 from fst.evaluation.protocol import measuring
 from fst.field import Field
-from fst.io import parse_json
+from fst.io import parse_json, write_file
 from fst.operators import Operator, Output
 from fst.pretrained import PretrainedError
 from fst.terminal import printable
@@ -251,7 +250,7 @@ def write_guesses(path: Path, guesses: Guesses) -> None:
             guesses.files, guesses.classes, guesses.probabilities, strict=True
         )
     ]
-    write_answer(path, csv_table(header, lines))
+    write_file(path, csv_table(header, lines))
 
 
 def _say(console: Console | None, text: str) -> None:
