@@ -70,7 +70,7 @@ def points_explorer() -> Explorer:
 
 
 @contextmanager
-def served(explorer: Explorer) -> Iterator[str]:
+def served(*explorers: Explorer) -> Iterator[str]:
     """The page in another thread, on a free port."""
     uvicorn = pytest.importorskip("uvicorn")
     pytest.importorskip("starlette")
@@ -78,7 +78,8 @@ def served(explorer: Explorer) -> Iterator[str]:
 
     with listen(0) as listener:
         port = listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(make_app(explorer, port), log_level="warning"))
+        app = make_app({each.name: lambda each=each: each for each in explorers}, port)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started:

@@ -1,7 +1,9 @@
 """`fst explore`: a local page where one draws inputs and sees what a model predicts."""
 
 import importlib.util
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -39,17 +41,41 @@ def explore(
         )
     from fst.explore.server import ADDRESS, listen, serve
 
-    explorer = make_explorer(run, recipe, data, device)
-    torch.set_num_threads(1)  # the explorer has threads of its own
+    explorers = make_explorers(run, recipe, data, device)
+    first = next(iter(explorers.values()))()
+    torch.set_num_threads(1)  # explorers have threads of their own
     with listen(port) as listener:
         console.print("first prediction …", style="dim")
-        warm_up(explorer)
+        warm_up(first)
         number = listener.getsockname()[1]
         console.print(f"{run}: open http://{ADDRESS}:{number} (Ctrl-C ends)", soft_wrap=True)
         try:
-            serve(explorer, listener)
+            serve(explorers, listener)
         except KeyboardInterrupt:
             return
+
+
+def make_explorers(
+    run: str,
+    recipe: str | None = None,
+    data: Path | None = None,
+    device: str | None = None,
+) -> Mapping[str, Callable[[], Explorer]]:
+    """What the page offers, made when asked for: a run, or a shipped name before all the others."""
+    threads = torch.get_num_threads()
+    chosen = {run: cache(partial(make_explorer, run, recipe, data, device, threads))}
+    if Path(run).is_dir() or run not in pretrained.shipped():
+        return chosen
+    others = (name for name, folder in pretrained.shipped().items() if _needs_no_file(folder))
+    return chosen | {
+        name: cache(partial(make_explorer, name, device=device, threads=threads))
+        for name in others
+        if name != run
+    }
+
+
+def _needs_no_file(folder: Path) -> bool:
+    return isinstance(read_recipe(folder).data, BurgersData | DarcyData)
 
 
 def make_explorer(
@@ -57,6 +83,7 @@ def make_explorer(
     recipe: str | None = None,
     data: Path | None = None,
     device: str | None = None,
+    threads: int | None = None,
 ) -> Explorer:
     """The model of a run, of a folder of `save_pretrained` or of a shipped name."""
     folder = pretrained.find(run)
@@ -64,7 +91,7 @@ def make_explorer(
     model = load_model(run)
     problem = problem_of(trained, folder, data)
     chosen = parse_device(device)
-    threads = torch.get_num_threads() if chosen.type == "cpu" else 1
+    threads = (threads or torch.get_num_threads()) if chosen.type == "cpu" else 1
     return Explorer(model.to(chosen), problem, folder.resolve().name, threads)
 
 

@@ -20,27 +20,26 @@ let wanted = 0; // counts changes
 let level = 0; // the grid that the newest change has been asked for
 let flying = null;
 let dragging = false;
-let unanswered = null; // when the newest change came, until something of it is shown
+let since = 0; // when the newest change came
+let shown = 0; // how many changes had come when what is shown was asked for
 
 function changed(finished) {
   wanted += 1;
-  unanswered = performance.now();
+  since = performance.now();
   dragging = !finished;
-  const finest = flying && flying.level === about.grids.length - 1;
-  if (!flying || finished || finest) ask(finished ? Math.min(1, about.grids.length - 1) : 0);
+  if (!flying || finished || flying.level > 0) ask(finished ? Math.min(1, about.grids.length - 1) : 0);
 }
 
 async function ask(asked) {
   level = asked;
   const mine = { level: asked, change: wanted };
   flying = mine;
-  const start = performance.now();
   const request = { level: asked, neighbors: neighborCount(), input: packedInput() };
   if (about.viscosity) request.viscosity = viscosity();
-  say(asked > 1 ? "finest grid …" : "computing …");
+  say(asked > 1 ? "finer grid …" : "computing …");
   let found = null;
   try {
-    const response = await fetch("answer", {
+    const response = await fetch(`answer${location.search}`, {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify(request),
@@ -59,10 +58,12 @@ async function ask(asked) {
     setTimeout(() => flying || ask(asked), 300);
     return;
   }
-  receive(found, (performance.now() - start) / 1000);
-  if (mine.change === wanted && unanswered !== null) {
-    element("first").textContent = `${((performance.now() - unanswered) / 1000).toFixed(2)} s`;
-    unanswered = null;
+  receive(found);
+  if (mine.change === wanted) {
+    const passed = `${((performance.now() - since) / 1000).toFixed(2)} s`;
+    if (shown !== wanted) element("first").textContent = passed;
+    element("finest").textContent = asked === about.grids.length - 1 ? passed : "…";
+    shown = wanted;
   }
   if (mine.change !== wanted) ask(dragging ? 0 : Math.min(1, about.grids.length - 1));
   else if (!dragging && asked < about.grids.length - 1) ask(asked + 1);
@@ -83,7 +84,7 @@ function unpack(text) {
   return new Float32Array(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
 }
 
-function receive(found, total) {
+function receive(found) {
   const [rows, columns] = found.grid;
   const field = (values) => ({ rows, columns, values });
   const prediction = unpack(found.prediction), reference = unpack(found.reference);
@@ -102,7 +103,6 @@ function receive(found, total) {
   element("decode").textContent = seconds(found.seconds.decode);
   const solved = found.seconds.reference;
   element("solve").textContent = solved < 0.0005 ? "known" : seconds(solved);
-  element("total").textContent = seconds(total);
   document.body.dataset.level = found.level;
   document.body.dataset.answers = 1 + +(document.body.dataset.answers ?? 0);
   recolour();
@@ -416,7 +416,9 @@ const random = () => draw(Math.floor(Math.random() * about.draws));
 
 async function draw(number) {
   try {
-    const response = await fetch(`draw?number=${number}`);
+    const asked = new URLSearchParams(location.search);
+    asked.set("number", number);
+    const response = await fetch(`draw?${asked}`);
     const found = await response.json();
     if (!response.ok) throw new Error(found.error);
     set(about.kind === "darcy" ? Array.from(found.input, Number) : found.input);
@@ -464,10 +466,20 @@ function slider(id, asks) {
   }
 }
 
+/** The other models, each on a page of its own. */
+function offerModels() {
+  const menu = element("models");
+  menu.append(...about.models.map((name) => new Option(name, name, false, name === about.name)));
+  menu.hidden = about.models.length < 2;
+  menu.addEventListener("change", () => { location.search = `?model=${menu.value}`; });
+}
+
 function arrange() {
+  offerModels();
   element("title").textContent = about.title;
+  const name = about.models.length < 2 ? `${about.name}: ` : "";
   element("about").textContent =
-    `${about.name}: ${about.model}, ${about.parameters.toLocaleString("en")} parameters`;
+    `${name}${about.model}, ${about.parameters.toLocaleString("en")} parameters`;
   element("reference-caption").textContent = about.reference;
   element("reference-name").textContent = about.reference;
   if (about.kind === "burgers") {
@@ -522,7 +534,9 @@ function listenToPointer() {
 }
 
 async function start() {
-  about = await (await fetch("about")).json();
+  const response = await fetch(`about${location.search}`);
+  about = await response.json();
+  if (!response.ok) throw new Error(about.error);
   input = new Float32Array(about.kind === "darcy" ? about.points ** 2 : about.points ?? 1);
   arrange();
   listenToStrokes();
