@@ -67,12 +67,12 @@ def train(name: str, steps: int, samples: int) -> fst.FunctionSpaceTransformer:
 def problem(name: str, samples: int) -> tuple[fst.Observations, Tensor, Tensor]:
     """Observations, the grid of queries (q 2) and targets (b q 1)."""
     if name == "darcy":
-        coefficient = darcy.sample_coefficient(samples, 32, seed=0)
+        high, solutions = darcy.generate(samples, 32, seed=0, fine=128)
         axis = torch.linspace(0, 1, 32)
         grid = torch.cartesian_prod(axis, axis)
-        values = coefficient.reshape(samples, -1, 1).float()
-        targets = darcy.solve(coefficient).reshape(samples, -1, 1).float()
-        return fst.Observations(grid.expand(samples, -1, -1), values), grid, targets
+        values = torch.where(high, darcy.HIGH, darcy.LOW).reshape(samples, -1, 1)
+        observations = fst.Observations(grid.expand(samples, -1, -1), values)
+        return observations, grid, solutions.reshape(samples, -1, 1)
     initial = burgers.sample_initial(samples, 128, seed=0)
     solution = burgers.solve(initial, 0.01, torch.linspace(0, 2, 41)).float()
     grid = torch.cartesian_prod(torch.linspace(0, 1, 41), torch.linspace(0, 1, 128))

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+CPU, ROW = torch.device("cpu"), torch.tensor([0])
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 GENERATED = {
@@ -147,3 +149,33 @@ def test_tutorials_run_at_reduced_size(
     assert len(pictures) == {"saving": 0, "mesh": 2}.get(script.stem, max(1, len(pictures)))
     for picture in pictures:
         assert (tmp_path / picture).stat().st_size > 3_000
+
+
+def test_the_darcy_tutorial_takes_weights_that_ship_and_samples_like_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fst
+    from explore_examples import small_model
+    from fst.data import DarcyData
+
+    small_model().save_pretrained(tmp_path / "weights" / "darcy")
+    monkeypatch.setattr("fst.pretrained.SHIPPED", tmp_path / "weights")
+    monkeypatch.setattr(stand_in, "used", [])
+    load, seen = fst.from_pretrained, []
+
+    def noting(source: str) -> fst.Model:
+        model = load(source)
+        model.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        return model
+
+    monkeypatch.setattr(fst, "from_pretrained", noting)
+    monkeypatch.chdir(tmp_path)  # where no folder is called darcy
+    tutorial.main(ROOT / "tutorials" / "darcy.py", tmp_path, reduced=True)
+    assert "do not ship" not in (tmp_path / "page.md").read_text()
+
+    counts = {"training": 1, "validation": 1, "test": 1, "training_file": 2}
+    data = DarcyData(resolution=32, fine=64, seed=3, validation_grid=(5, 5), **counts)
+    data.prepare(tmp_path / "data")
+    batches = [split.samples.batch(ROW) for split in data.load(tmp_path / "data", CPU)[:2]]
+    assert any(torch.equal(batch.observations.values, seen[0].values) for batch in batches)
+    assert torch.allclose(batches[0].observations.positions, seen[0].positions)
