@@ -198,6 +198,12 @@ def test_own_points_are_scored_at_their_targets() -> None:
     assert answer["error"] == pytest.approx(error.item(), rel=1e-4)
 
 
+def test_own_points_have_their_names_units_and_numbers() -> None:
+    about = own_points().describe()
+    assert [axis["name"] for axis in about["axes"]] == ["x (km)", "y (km)"]
+    assert (about["sensed"], about["value"], about["numbers"]) == ("T (K)", "T (K)", (17, 4))
+
+
 def test_own_points_are_checked() -> None:
     problem = own_points()
     drawn = problem.draw(0)
@@ -228,7 +234,7 @@ def test_a_run_on_own_points_finds_its_file(tmp_path: Path) -> None:
     (tmp_path / "run" / "run.json").write_text(json.dumps({"data": str(file)}))
     explorer = make_explorer(str(tmp_path / "run"), device="cpu")
     warm_up(explorer)
-    assert explorer.describe()["samples"] == 2
+    assert len(explorer.describe()["numbers"]) == 2
 
 
 def test_run_folders_and_saved_models_are_found(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_sensors_move_and_go(tmp_path: Path) -> None:
     with served(explorer) as address, browser(tmp_path) as page:
         page.open(address)
         page.wait(READY)
+        assert text(page, "input-caption") == f"Test sample {(17, 4)[asked[-1][0]]}"
         sensors = (len(asked[-1]) - 1) // 3
         # The page's own coordinates of the first sensor, as shares of the canvas.
         place = (

@@ -15,6 +15,7 @@ import torch
 import fst
 from fst.data import BurgersData, DarcyData
 from fst.data.point_samples import PointSamples, Ragged
+from fst.data.source import TestSplit
 from fst.explore.explorer import Explorer
 from fst.explore.problems import PointsProblem
 from fst.recipes import find
@@ -61,7 +62,9 @@ def own_points() -> PointsProblem:
         positions = low + torch.rand(sum(sizes), 2) * (high - low)
         return Ragged.of(positions, positions[:, :1].clone(), torch.tensor(sizes))
 
-    return PointsProblem(PointSamples(domain, ragged(5, 3), ragged(40, 30)))
+    samples = PointSamples(domain, ragged(5, 3), ragged(40, 30))
+    names = {"axes": (("x", "km"), ("y", "km")), "values": (("T", "K"),), "targets": (("T", "K"),)}
+    return PointsProblem(TestSplit(samples, numbers=(17, 4), **names))
 
 
 def points_explorer() -> Explorer:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from rich.console import Console
@@ -14,7 +15,7 @@ from fst.commands.device import parse_device
 from fst.commands.evaluate import read_recipe
 from fst.commands.predict import load_model
 from fst.commands.train import data_of_run
-from fst.data import BurgersData, DarcyData, PointData
+from fst.data import BurgersData, DarcyData, PointData, TestSplit
 from fst.data.point_samples import PointSamples
 from fst.explore.explorer import Explorer
 from fst.explore.problems import BurgersProblem, DarcyProblem, PointsProblem, Problem
@@ -113,9 +114,9 @@ def problem_of(recipe: Recipe, run: Path, data: Path | None = None) -> Problem:
     if isinstance(recipe.data, PointData):
         path = data_of_run(recipe, run, data)
         recipe.data.check_fits(recipe, run, path)
-        samples = replace(recipe.data, storage="resident").load_test(path).samples
-        assert isinstance(samples, PointSamples)
-        return PointsProblem(samples)
+        test = replace(recipe.data, storage="resident").load_test(path)
+        assert isinstance(test.samples, PointSamples)
+        return PointsProblem(cast(TestSplit[PointSamples], test))
     raise ValueError(f"fst explore shows Burgers, Darcy and own points, not {recipe.name}")
 
 

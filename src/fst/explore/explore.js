@@ -1,8 +1,8 @@
 // The page: what is drawn goes to the server, what comes back is shown.
 // All positions are in the unit box: [first axis, second axis], as the model has them.
 import {
-  colourScale, dark, drawAxes, drawColourBar, drawCurves, largest, line, paintField, placeImage,
-  prepare, short, style, valueAt,
+  colourOf, colourScale, dark, drawAxes, drawColourBar, drawCurves, largest, line, paintField,
+  placeImage, prepare, range, short, style, valueAt,
 } from "./plots.js";
 
 const element = (id) => document.getElementById(id);
@@ -112,11 +112,10 @@ function receive(found) {
 
 function recolour() {
   if (answer) {
-    answer.signed = about.kind === "burgers" || answer.reference.values.some((value) => value < 0);
-    const signed = answer.signed;
-    const shared = colourScale(largest(answer.reference.values), signed);
+    answer.reach = range(answer.reference.values, about.kind === "burgers");
+    const shared = colourScale(...answer.reach);
     for (const name of PANELS) {
-      const scale = name === "difference" ? colourScale(largest(answer[name].values), true) : shared;
+      const scale = name === "difference" ? colourScale(...range(answer[name].values, true)) : shared;
       answer[name].scale = scale;
       answer[name].image = paintField(answer[name], scale, across());
     }
@@ -231,15 +230,16 @@ function drawProfile() {
   const { reference, prediction } = answer;
   const cut = (field) => Array.from({ length: field.columns }, (_, j) =>
     valueAt(field, first, j / (field.columns - 1)));
-  const size = largest(reference.values) * 1.08 || 1;
-  const low = answer.signed ? -size : 0;
+  const [least, most] = answer.reach;
+  const margin = 0.04 * (most - least) || 1;
+  const [low, high] = [least - margin, most + margin];
   const curves = [
     { values: cut(reference), colour: style("--exact"), width: 2.4 },
     { values: cut(prediction), colour: style("--predicted"), dash: [6, 3], width: 2 },
   ];
   if (about.kind === "burgers") curves.unshift({ values: input, colour: style("--start") });
-  drawCurves(context, box, curves, low, size);
-  drawAxes(context, box, along, { name: "u", low, high: size });
+  drawCurves(context, box, curves, low, high);
+  drawAxes(context, box, along, { name: about.value, low, high });
   const truth = about.kind === "points" ? "target" : "exact";
   const legend = [[truth, "--exact"], ["predicted", "--predicted"], ["at t = 0", "--start"]];
   legend.slice(0, curves.length).forEach(([text, colour], index) => {
@@ -285,18 +285,16 @@ function drawInput() {
   drawAxes(context, box, about.axes[1], { name: "u", low: -limit, high: limit });
 }
 
-/** Sensors, coloured by their first value. */
+/** Sensors, coloured by their first value: as the field where they measure the same quantity. */
 function drawSensors(context, box) {
   const values = [];
   for (let k = 3; k < input.length; k += about.each) values.push(input[k]);
-  const size = largest(values) || 1;
-  const signed = values.some((value) => value < 0);
-  const { low, high, table } = colourScale(size, signed);
+  const same = answer && about.sensed === about.value;
+  const scale = same ? answer.reference.scale : colourScale(...range(values));
   context.strokeStyle = style("--soft");
   values.forEach((value, k) => {
     const [x, y] = toBox(box, input[1 + k * about.each], input[2 + k * about.each]);
-    const colour = table[Math.round(255 * (value - low) / (high - low))];
-    context.fillStyle = `rgb(${colour.join(" ")})`;
+    context.fillStyle = `rgb(${colourOf(scale, value).join(" ")})`;
     context.beginPath();
     context.arc(x, y, values.length > 300 ? 2.5 : 4, 0, 2 * Math.PI);
     context.fill();
@@ -405,6 +403,9 @@ function listenToStrokes() {
 
 function set(values) {
   input = Float32Array.from(values);
+  if (about.kind === "points") {
+    element("input-caption").textContent = `Test sample ${about.numbers[input[0]]}`;
+  }
   if (about.kind === "burgers") {
     limit = Math.max(2, Math.ceil(2 * largest(input)) / 2);
   }
@@ -493,7 +494,7 @@ function arrange() {
     element("viscosity").hidden = !about.viscosity.free; // one value: nothing to slide
   } else if (about.kind === "points") {
     element("input").classList.add("square");
-    element("input-caption").textContent = "Sensors: drag to move, click to remove";
+    element("input-hint").textContent = "drag a sensor to move it, click to remove it";
     element("random").textContent = "Random test sample";
     element("difference-caption").textContent = "Predicted − nearest target";
     tool("Restore", () => draw(input[0]));

@@ -25,6 +25,8 @@ from fst.data.samples import (
     index_product,
     subset_indices,
 )
+from fst.data.source import TestSplit
+from fst.evaluation.protocol import labels_with_units
 from fst.types import Observations
 
 Proceed = Callable[[], None]
@@ -127,6 +129,7 @@ class BurgersProblem(Problem):
             "kind": "burgers",
             "title": "Burgers",
             "reference": "Exact (Cole–Hopf)",
+            "value": "u",
             "axes": [
                 {"name": "time t", "low": 0, "high": self.data.final_time},
                 {"name": "space x", "low": self.cells[0].item(), "high": self.cells[-1].item()},
@@ -189,6 +192,7 @@ class DarcyProblem(Problem):
             "kind": "darcy",
             "title": "Darcy flow",
             "reference": "Exact (solver)",
+            "value": "u",
             "axes": [{"name": name, "low": low, "high": high} for name in "yx"],
             "points": self.data.resolution,
             "coefficient": [darcy.LOW, darcy.HIGH],
@@ -234,23 +238,28 @@ class PointsProblem(Problem):
 
     grids = ((48, 48), (128, 128))
 
-    def __init__(self, samples: PointSamples) -> None:
+    def __init__(self, test: TestSplit[PointSamples]) -> None:
+        samples = test.samples
         if samples.domain.axes != 2:
             raise ValueError(
                 f"fst explore shows points on two axes, these have {samples.domain.axes}"
             )
-        self.samples = samples
+        self.test, self.samples = test, samples
         self.numbers_each = 2 + samples.value_channels
 
     def describe(self) -> dict[str, Any]:
-        ends = zip("xy", self.samples.domain.low, self.samples.domain.high, strict=True)
+        samples, test = self.samples, self.test
+        names = labels_with_units(test.axes, "axis", 2).tolist()
+        ends = zip(names, samples.domain.low, samples.domain.high, strict=True)
         return {
             "kind": "points",
             "title": "Own points",
             "reference": "Nearest target",
             "axes": [{"name": name, "low": low, "high": high} for name, low, high in ends],
+            "sensed": str(labels_with_units(test.values, "value", samples.value_channels)[0]),
+            "value": str(labels_with_units(test.targets, "target", samples.output_channels)[0]),
             "each": self.numbers_each,
-            "samples": len(self.samples),
+            "numbers": test.numbers or tuple(range(len(samples))),
         }
 
     def draw(self, number: int) -> list[float]:
