@@ -6,6 +6,7 @@ import re
 import sys
 import types
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ SCRIPTS = sorted((ROOT / "tutorials").glob("*.py"))
 PAGES = sorted(DOCS.rglob("*.md"))
 sys.path.insert(0, str(DOCS / "generate"))
 
+import method_figures  # noqa: E402
 import stand_in  # noqa: E402
 import tutorial  # noqa: E402
 
@@ -94,6 +96,22 @@ def test_snippets_of_the_method_name_code_that_exists() -> None:
             else:
                 value = getattr(value, part)
         assert inspect.getsource(value)  # type: ignore[arg-type]
+
+
+def test_the_figures_of_the_method_are_drawn_and_shown(tmp_path: Path) -> None:
+    drawn = method_figures.draw(tmp_path)
+    pages = (DOCS / "method.md").read_text() + (DOCS / "anchors.md").read_text()
+    assert set(re.findall(r"images/method/([\w.]+)", pages)) == set(drawn)
+    assert all(path.stat().st_size > 8_000 for path in drawn.values())
+
+
+def test_every_choice_of_anchors_is_on_their_page() -> None:
+    import fst
+
+    described = set(re.findall(r"^\| `(\w+)` \|", (DOCS / "anchors.md").read_text(), re.M))
+    types = get_type_hints(fst.FunctionSpaceConfig)
+    choices = get_args(types["coordinates"]) + get_args(types["length_scales"])
+    assert described == set(choices)
 
 
 def test_the_method_has_all_ten_equations() -> None:
