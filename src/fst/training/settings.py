@@ -296,7 +296,7 @@ class TrainingSettings:
     augment: bool = False
     """Apply the exact symmetries of the data at random. Off in the paper."""
     compile: bool | None = None
-    """Compile each step with torch.compile; None: where one process trains on one GPU."""
+    """Compile each step with torch.compile; None: on a GPU."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "reduce-overhead"
     """Passed to torch.compile."""
 
