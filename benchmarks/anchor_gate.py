@@ -3,6 +3,8 @@
     python benchmarks/anchor_gate.py --study --out gate        # what can be represented; CPU
     python benchmarks/anchor_gate.py --out gate --minutes 8.5  # trains; one GPU
     python benchmarks/anchor_gate.py --out gate --kinds learned --seeds 0
+    python benchmarks/anchor_gate.py --out gate --device cpu --workers 12 --width 48 --cells 256 \\
+        --times 51 --batch 8 --queries 256 --rate 4e-3 --sizes 8x8 8x16 8x32  # a small FST
 
 The oracle (`anchor_oracle.py`) sees the true solution, in validation as well: it bounds what a
 predictor of anchors could gain, and is no model one could use. Its positions also reveal where the
@@ -10,6 +12,7 @@ fronts are: what placing alone gains is the difference from `told`. `--kinds` ta
 
     oracle    positions equidistribute a monitor of the solution; scales tied to the gaps
     uniform   even positions; scales tied to the (even) gaps by the same rule
+    staggered the same, neighbouring rows half a gap apart: nothing is read from any solution
     told      as uniform, but each anchor is told where the oracle would have put it
     fixed     even positions; all length scales 0.03
     learned   the model's own predictor, taught by the oracle with a weight that fades to zero
@@ -51,10 +54,20 @@ from fst.metrics import relative_l2, squared_relative_l2
 Row = dict[str, Any]
 
 SEED = 0  # of the initial conditions: the same solutions for every run
+FINE = 1024  # cells that data are made with, at least
 FIXED_SCALE = 0.03
 NEIGHBORS = 16
 NEAR = 0.03  # of a front: where the solution falls faster than this slope
 FRONT_SLOPE = -10.0
+# Of a model narrower than the paper's: the sizes of `demo/burgers`.
+SMALL = {
+    "heads": 4,
+    "fourier_bands": 8,
+    "predictor_width": 48,
+    "predictor_blocks": 1,
+    "refinement_steps": 2,
+    "points_from_sobol": 32,
+}
 WARM_UP_RUNS = 3  # of a step before it is captured
 TIMED = 50  # steps after which a run that would not end in time is given up
 
@@ -74,6 +87,7 @@ class Sizes:
     batch: int = 32
     queries: int = 2500
     width: int = 176
+    rate: float = 1e-3
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -87,14 +101,19 @@ def data_path(folder: Path, viscosity: float, sizes: Sizes) -> Path:
 
 
 def generate(folder: Path, viscosity: float, sizes: Sizes, device: torch.device) -> None:
-    """Solutions (n, times, cells) in a file: training, then validation."""
+    """Solutions (n, times, cells) in a file: training, then validation.
+
+    Thin shocks need thin cells: a coarse solution is every k-th cell of a fine one.
+    """
     path = data_path(folder, viscosity, sizes)
     if path.exists():
         return
     started = time.perf_counter()
     count = sizes.training + sizes.validation
-    initial = burgers.sample_initial(count, sizes.cells, SEED).to(device)
-    solution = burgers.solve(initial, viscosity, burgers.saved_times(sizes.times).to(device))
+    every = max(1, FINE // sizes.cells)
+    initial = burgers.sample_initial(count, sizes.cells * every, SEED).to(device)
+    times = burgers.saved_times(sizes.times).to(device)
+    solution = burgers.solve(initial, viscosity, times)[..., ::every].contiguous()
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(solution.float().cpu(), path.with_suffix(".part"))
     path.with_suffix(".part").rename(path)
@@ -146,11 +165,11 @@ def build_model(job: Job) -> nn.Module:
     config = FunctionSpaceConfig(
         rows=(job.rows,),
         anchors_per_row=job.per_row,
-        points_from_anchors=min(256, anchors),
+        points_from_anchors=min(32 if small else 256, anchors),
         width=job.sizes.width,
         coordinates="adaptive" if job.name == "learned" else "uniform",
         length_scales="fixed",
-        **({"heads": 2, "predictor_width": 32, "points_from_sobol": 16} if small else {}),
+        **(SMALL if small else {}),
     )
     model = FunctionSpaceTransformer(config)
     scales = FixedScales(FIXED_SCALE) if job.name == "fixed" else TiedScales(job.rule)
@@ -297,7 +316,8 @@ class Training:
     def place_anchors(self, density: Tensor | None, batch: int) -> None:
         """Hand positions to the anchors: even ones, or those of a density, or both."""
         job, anchors = self.job, self.model.predict_anchors
-        anchors.along = oracle.even(batch, job.rows, job.per_row, self.device)
+        even = oracle.staggered if job.name == "staggered" else oracle.even
+        anchors.along = even(batch, job.rows, job.per_row, self.device)
         if density is not None:
             name = "told" if job.name == "told" else "along"
             setattr(anchors, name, oracle.equidistributed(density, job.per_row))
@@ -307,7 +327,7 @@ class Training:
         steps = self.job.sizes.steps
         warm_up = min(300, steps // 5 + 1)
         cosine = 0.5 + 0.5 * math.cos(math.pi * max(0, step - warm_up) / max(1, steps - warm_up))
-        self.rate.fill_(1e-3 * min(1.0, (step + 1) / warm_up) * cosine)
+        self.rate.fill_(self.job.sizes.rate * min(1.0, (step + 1) / warm_up) * cosine)
         if self.job.name == "learned":
             self.teach.fill_(max(0.0, 1 - step / (0.7 * steps)))
 
@@ -436,7 +456,10 @@ def validate(training: Training) -> Row:
 
 def rows_of(out: Path) -> list[Row]:
     path = out / "rows.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    for row in rows:  # older ones lack what has a default since
+        row["job"]["sizes"] = asdict(Sizes()) | row["job"]["sizes"]
+    return rows
 
 
 def append(path: Path, row: Row) -> None:
@@ -508,7 +531,7 @@ def work(number: int, queue: Any, options: argparse.Namespace) -> None:
         lasted[anchors] = time.perf_counter() - started
         append(options.out / "rows.jsonl", row)
         print(f"[{row['finished']:6.1f} s, worker {number}] {line(row)}", flush=True)
-        if torch.cuda.is_available():
+        if options.device == "cuda":
             torch.cuda.empty_cache()
 
 
@@ -562,7 +585,7 @@ def gate(options: argparse.Namespace) -> None:
     print(f"{len(jobs)} runs to do, {len(rows_of(options.out))} rows there", flush=True)
     needed = [nu for nu in options.viscosities if any(job.viscosity == nu for job in jobs)]
     device = torch.device(options.device)
-    if device.type == "cpu":
+    if options.workers == 1:
         for viscosity in needed:
             generate(options.data, viscosity, options.budget, device)
         work(0, InTurn([*jobs, None]), options)
@@ -579,7 +602,8 @@ def gate(options: argparse.Namespace) -> None:
             worker.start()
         for viscosity in needed:  # meanwhile
             generate(options.data, viscosity, options.budget, device)
-        torch.cuda.empty_cache()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
         for worker in workers:
             worker.join()
     table(rows_of(options.out))
@@ -721,12 +745,12 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     add("--kinds", nargs="+", default=["oracle", "uniform", "told", "fixed"])
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--minutes", type=float, default=8.5, help="a run starts if it should end before that")
-    add("--workers", type=int, default=3, help="processes on the GPU at once")
+    add("--workers", type=int, default=3, help="processes at once")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--eager", action="store_true", help="do not capture the step as a CUDA graph")
     add("--data", type=Path, default=Path(tempfile.gettempdir()) / "anchor-gate-data")
     for name, value in asdict(Sizes()).items():
-        add(f"--{name}", type=int, default=value)
+        add(f"--{name}", type=type(value), default=value)
     options = parser.parse_args(given)
     options.budget = Sizes(**{name: getattr(options, name) for name in asdict(Sizes())})
     options.started = time.perf_counter()

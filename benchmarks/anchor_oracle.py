@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
+from fst.ablations import StaggeredCoordinates
 from fst.types import Anchors
 
 SHORTEST, LONGEST = 0.003, 0.30
@@ -93,6 +94,13 @@ def equidistributed(density: Tensor, count: int) -> Tensor:
 
 def even(batch: int, rows: int, count: int, device: torch.device) -> Tensor:
     return torch.linspace(0, 1, count, device=device).expand(batch, rows, -1)
+
+
+def staggered(batch: int, rows: int, count: int, device: torch.device) -> Tensor:
+    """Even positions, neighbouring rows half a gap apart, as `StaggeredCoordinates` has them."""
+    tokens = torch.empty(batch, count - 1, 1, device=device)
+    along: Tensor = StaggeredCoordinates((rows,)).to(device)(tokens)
+    return along
 
 
 def local_gaps(along: Tensor, kind: str) -> Tensor:

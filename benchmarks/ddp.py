@@ -6,12 +6,12 @@ Every step goes through `fst.training.trainer.Trainer`, with the settings of a r
 solutions. Three ways to train take turns on one GPU, and the table gives medians:
 
 - alone: one process without a group, as `fst train` on one GPU;
-- in a group: one process in a group of one, which exchanges its gradient in every step, as each
-  process of several does;
+- in a group: the same process in a group of one, which exchanges its gradient in every step, as
+  each process of several does;
 - DDP, not compiled: the same group by `DistributedDataParallel`, as it was before.
 
-Then torchrun starts two processes that share the GPU (over gloo: NCCL wants a GPU for each), and
-their losses are compared with those of one.
+Meanwhile, until the first pass, torchrun starts two processes that share the GPU (over gloo: NCCL
+wants a GPU for each) and one alone, and their losses are compared.
 """
 
 import argparse
@@ -40,6 +40,7 @@ from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer
 
 WARMUP = 10
+NAMES = ("alone", "in a group", "DDP, not compiled")
 SMALL = {"width": 16, "heads": 2, "fourier_bands": 4, "rows": (4,), "anchors_per_row": 4}
 SMALL |= {"predictor_width": 8, "predictor_heads": 2, "predictor_blocks": 1}
 SMALL |= {"refinement_steps": 2, "points_from_anchors": 8, "points_from_sobol": 8}
@@ -89,64 +90,76 @@ def losses(training: Trainer, steps: int) -> list[float]:
     return [loss for loss, _ in training.state.pending]
 
 
-def join_group_of_one(device: str) -> None:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return int(probe.getsockname()[1])
+
+
+def join_group_of_one(device: str) -> None:
     distributed.init_process_group(
         "nccl" if device == "cuda" else "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
+        init_method=f"tcp://127.0.0.1:{free_port()}",
         rank=0,
         world_size=1,
     )
 
 
-def speed(asked: argparse.Namespace) -> dict[str, list[float]]:
-    compiled = asked.device == "cuda" if asked.compile is None else asked.compile
-    ways = {
-        "alone": trainer(asked, compile=compiled),
-        "in a group": trainer(asked, compile=compiled),
-    }
-    join_group_of_one(asked.device)
-    ways["in a group"].exchange = distributed.all_reduce
-    wrapped = ways["DDP, not compiled"] = trainer(asked, compile=False)
-    wrapped.module = DistributedDataParallel(wrapped.module, gradient_as_bucket_view=True)
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for training in ways.values():
-        losses(training, WARMUP)
-    for _ in range(asked.passes):
-        for name, training in ways.items():
-            found[name].append(steps_per_second(training, asked.seconds))
-    distributed.destroy_process_group()
-    return found
+class Ways:
+    """The ways to train, each ready for its next step."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        join_group_of_one(asked.device)
+        compiled = asked.device == "cuda" if asked.compile is None else asked.compile
+        # Compiled once: the exchange comes after what is compiled.
+        self.own = trainer(asked, compile=compiled)
+        self.wrapped = trainer(asked, compile=False)
+        module = DistributedDataParallel(self.wrapped.loss, gradient_as_bucket_view=True)
+        self.wrapped.loss = module
+        for name in NAMES:
+            losses(self[name], WARMUP)
+
+    def __getitem__(self, name: str) -> Trainer:
+        self.own.exchange = distributed.all_reduce if name == "in a group" else None
+        return self.wrapped if name == "DDP, not compiled" else self.own
 
 
-def agreement(asked: argparse.Namespace) -> dict[str, float]:
-    """The largest relative difference between the losses of two processes and of one."""
-    found = {}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "losses.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-        command += ["--master-addr=127.0.0.1", f"--master-port={port}", __file__, "--worker"]
+class Group:
+    """Processes that torchrun has started, to write the losses of the first steps."""
+
+    def __init__(self, asked: argparse.Namespace, processes: int, out: Path) -> None:
+        self.out = out
+        command = [sys.executable, "-m", "torch.distributed.run"]
+        command += [f"--nproc-per-node={processes}", "--master-addr=127.0.0.1"]
+        command += [f"--master-port={free_port()}", __file__, "--worker", "--out", str(out)]
         command += ["--recipe", asked.recipe, "--device", asked.device, "--steps", str(asked.steps)]
         command += ["--quick"] * asked.quick
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         if asked.device == "cpu":
             environment["ACCELERATE_USE_CPU"] = "1"
-        subprocess.run([*command, "--out", str(out)], check=True, env=environment)
-        together = json.loads(out.read_text())
-    for precision, two in together.items():
-        one = losses(trainer(asked, compile=False, precision=precision), asked.steps)
-        pairs = zip(one, two, strict=True)
-        found[precision] = max(abs(b - a) / abs(a) for a, b in pairs)
-    return found
+        self.running = subprocess.Popen(command, env=environment)
+
+    def losses(self) -> dict[str, list[float]]:
+        """By precision, once the processes have ended."""
+        if self.running.wait() != 0:
+            sys.exit(f"processes that share a batch ended with {self.running.returncode}")
+        found: dict[str, list[float]] = json.loads(self.out.read_text())
+        return found
+
+
+def agreement(together: Group, alone: Group) -> dict[str, float]:
+    """The largest relative difference between the losses of two processes and of one."""
+    two, one = together.losses(), alone.losses()
+    return {
+        precision: max(
+            abs(b - a) / abs(a) for a, b in zip(one[precision], two[precision], strict=True)
+        )
+        for precision in one
+    }
 
 
 def worker(asked: argparse.Namespace) -> None:
-    """One of two processes: losses in float32 and, on a GPU, with the fused kernels."""
+    """A process of a group: losses in float32 and, on a GPU, with the fused kernels."""
     distributed.init_process_group("gloo")
     precisions = ["fp32", "bf16"] if asked.device == "cuda" else ["fp32"]
     found = {
@@ -158,21 +171,13 @@ def worker(asked: argparse.Namespace) -> None:
     end_processes(0)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--recipe", default="fast/burgers-single/fst")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
-    parser.add_argument("--seconds", type=float, default=2.5, help="of each pass")
-    parser.add_argument("--passes", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=20, help="whose losses are compared")
-    parser.add_argument("--quick", action="store_true", help="a tiny model, for a test")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args(arguments)
-    if asked.worker:
-        worker(asked)
-    pace = speed(asked)
+def measured(asked: argparse.Namespace, ways: Ways) -> dict[str, Any]:
+    """Time the ways in turn, and print a table."""
+    pace: dict[str, list[float]] = {name: [] for name in NAMES}
+    for _ in range(asked.passes):
+        for name, found in pace.items():
+            found.append(steps_per_second(ways[name], asked.seconds))
+    distributed.destroy_process_group()
     median = {name: statistics.median(found) for name, found in pace.items()}
     device = torch.cuda.get_device_name() if asked.device == "cuda" else "CPU"
     print(f"{asked.recipe} on {device}, torch {torch.__version__}")
@@ -181,10 +186,32 @@ def main(arguments: list[str] | None = None) -> None:
     for name, found in pace.items():
         share, spread = median[name] / median["alone"], f"{min(found):.2f} to {max(found):.2f}"
         print(f"| {name} | {median[name]:.2f} | {spread} | {share:.1%} |")
-    row = {"environment": describe_environment(), "device": device, "steps_per_second": pace}
-    if asked.out is not None:  # what is known so far, should the second part fail
-        asked.out.write_text(json.dumps(row, indent=1) + "\n")
-    row["largest_relative_difference_of_losses"] = differences = agreement(asked)
+    return {"environment": describe_environment(), "device": device, "steps_per_second": pace}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recipe", default="fast/burgers-single/fst")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each pass")
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20, help="whose losses are compared")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, for a test")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args(arguments)
+    if asked.worker:
+        worker(asked)
+    with tempfile.TemporaryDirectory() as folder:
+        groups = [Group(asked, count, Path(folder) / f"{count}.json") for count in (2, 1)]
+        ways = Ways(asked)
+        for group in groups:
+            group.running.wait()
+        row = measured(asked, ways)
+        if asked.out is not None:  # what is known so far, should a group have failed
+            asked.out.write_text(json.dumps(row, indent=1) + "\n")
+        row["largest_relative_difference_of_losses"] = differences = agreement(*groups)
     for precision, difference in differences.items():
         print(f"{precision}: losses of two processes are within {difference:.1e} of those of one")
     if asked.out is not None:

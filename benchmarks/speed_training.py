@@ -21,6 +21,7 @@ from speed_setting import (
     release,
     samples,
 )
+from torch._dynamo.utils import compilation_time_metrics
 
 from fst import parameter_count
 from fst.training.loop import build_accelerator
@@ -73,6 +74,13 @@ def advance(training: Trainer, steps: int) -> float:
             training.read()
     training.read()
     return time.perf_counter() - start
+
+
+def compilation_seconds() -> dict[str, float]:
+    """What PyTorch says its compilers spent, phase by phase; phases contain others."""
+    spent = {name: sum(times) for name, times in compilation_time_metrics.items()}
+    longest = sorted(spent, key=spent.__getitem__, reverse=True)[:25]
+    return {name: round(spent[name], 2) for name in longest}
 
 
 class Training(Section):
@@ -137,6 +145,7 @@ class Training(Section):
             "reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if setting.cuda else None,
             "first_step_seconds": first if way == "compiled" else None,
             "ready_seconds": ready if way == "compiled" else None,
+            "compilation": compilation_seconds(),
         }
 
     def conclude(self, rows: list[Row], earlier: dict[str, list[Row]]) -> Conclusion:

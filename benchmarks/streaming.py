@@ -1,10 +1,10 @@
 """Training steps a second with points on the device, and with points streamed from their file.
 
-    python benchmarks/streaming.py --out results/streaming.json
+    python benchmarks/streaming.py --out results/speed-h200/streaming.json
 
 Every step goes through `fst.training.trainer.Trainer`, as in `fst train own/fst`. The file holds
-scattered waves: 1,000 observations and 10,000 queries a sample, of which a step draws 2,500.
-Passes alternate between the two, and the table gives the median.
+scattered waves: 1,000 observations and 10,000 queries a sample, of which a step draws 2,500. One
+trainer takes its batches from either in turn, so that it is compiled once. The table gives medians.
 """
 
 import argparse
@@ -22,13 +22,17 @@ import torch
 import fst
 from fst.data import PointData, PointSample, write_points
 from fst.data.samples import Samples
+from fst.recipes import own
+from fst.training.batches import Batches
 from fst.training.loop import build_accelerator
+from fst.training.run_folder import describe_environment
 from fst.training.schedules import WarmupCosine
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer
 
 DOMAIN = fst.Domain((0.0, 0.0), (1.0, 1.0))
-WARMUP = 15
+SMALL = own.SMALL[fst.FunctionSpaceConfig] | own.SMALL_LAYOUTS[2]
+WARMUP = 10  # steps before each pass: worker processes start anew in a pass
 
 
 def waves(count: int, observations: int, queries: int) -> Iterator[PointSample]:
@@ -51,7 +55,7 @@ def trainer(samples: Samples, validation: Samples, asked: argparse.Namespace) ->
     )
     torch.manual_seed(0)
     sizes = {"value_channels": 1, "output_channels": 1, "low": DOMAIN.low, "high": DOMAIN.high}
-    model = fst.build("own/fst", **sizes, **({"width": asked.width} if asked.width else {}))
+    model = fst.build("own/fst", **sizes, **(SMALL if asked.quick else {}))
     model.fit_statistics(samples)
     accelerator = build_accelerator(settings, torch.device(asked.device))
     return Trainer(model, samples, validation, settings, accelerator)
@@ -62,40 +66,46 @@ def advance(training: Trainer, steps: int) -> float:
     start = time.perf_counter()
     for _ in range(steps):
         training.update()
+        if training.state.step % training.settings.log_every == 0:
+            training.read()
     training.read()
     return steps / (time.perf_counter() - start)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--samples", type=int, default=2000)
+    parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--observations", type=int, default=1000)
     parser.add_argument("--queries", type=int, default=10_000)
     parser.add_argument("--drawn", type=int, default=2500)
     parser.add_argument("--batch", type=int, default=48)
-    parser.add_argument("--width", type=int, help="of the model; the recipe's when not given")
+    parser.add_argument("--quick", action="store_true", help="a small model, for a test")
     parser.add_argument("--workers", type=int)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=100, help="of each pass")
+    parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "waves.h5"
         write_points(path, waves(asked.samples, asked.observations, asked.queries), DOMAIN)
         size = path.stat().st_size
         pace: dict[str, list[float]] = {"resident": [], "streamed": []}
-        trained = {}
-        for storage in pace:
-            data = PointData(storage=storage, workers=asked.workers)
-            training, validation = data.load(path, asked.device)
-            trained[storage] = trainer(training.samples, validation.samples, asked)
-            advance(trained[storage], WARMUP)
+        loaded = {
+            storage: PointData(storage=storage, workers=asked.workers).load(path, asked.device)
+            for storage in pace
+        }
+        trained = trainer(*(split.samples for split in loaded["resident"]), asked)
+        batches = {
+            storage: Batches(training.samples, trained.settings)
+            for storage, (training, _) in loaded.items()
+        }
         for _ in range(asked.passes):
-            for storage, training in trained.items():
-                pace[storage].append(advance(training, asked.steps))
-        for training in trained.values():
-            training.batches.close()
+            for storage, found in pace.items():
+                trained.batches = batches[storage]
+                advance(trained, WARMUP)
+                found.append(advance(trained, asked.steps))
+                trained.batches.close()
     median = {storage: statistics.median(found) for storage, found in pace.items()}
     gpu = torch.cuda.get_device_name() if asked.device == "cuda" else "CPU"
     print(f"{gpu}, {os.cpu_count()} cores, torch {torch.__version__}, file {size / 1e9:.2f} GB")
@@ -107,7 +117,8 @@ def main() -> None:
         print(f"| {storage} | {median[storage]:.2f} | {spread} | {share:.1%} |")
     if asked.out is not None:
         settings = {name: value for name, value in vars(asked).items() if name != "out"}
-        row = {"device": gpu, "bytes": size, "settings": settings, "steps_per_second": pace}
+        row = {"environment": describe_environment(), "device": gpu, "bytes": size}
+        row |= {"settings": settings, "steps_per_second": pace}
         asked.out.write_text(json.dumps(row, indent=1) + "\n")
 
 

@@ -365,3 +365,17 @@ def test_processes_are_timed_and_compared(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert set(found["steps_per_second"]) == {"alone", "in a group", "DDP, not compiled"}
     assert found["largest_relative_difference_of_losses"]["fp32"] < 1e-5
+
+
+def test_streamed_points_are_timed_beside_resident_ones(tmp_path: Path) -> None:
+    out = tmp_path / "streaming.json"
+    sizes = {"samples": 6, "observations": 5, "queries": 9, "drawn": 4, "batch": 2}
+    options = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    options += ["--quick", "--device", "cpu", "--workers", "1", "--steps", "2", "--passes", "1"]
+    module("streaming").main([*options, "--out", str(out)])
+    found = json.loads(out.read_text())
+    assert {name: len(pace) for name, pace in found["steps_per_second"].items()} == {
+        "resident": 1,
+        "streamed": 1,
+    }
+    assert found["settings"]["observations"] == 5

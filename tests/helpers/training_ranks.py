@@ -9,7 +9,7 @@ import torch
 
 from fst.training import Interrupted, TrainingError, run_folder
 from fst.training.loop import build_accelerator, end_processes
-from fst.training.settings import Prediction
+from fst.training.settings import Loss
 from fst.training.trainer import Trainer
 from training_fakes import (
     MUON_RANKS_SETTINGS,
@@ -46,7 +46,7 @@ def equal_weights() -> bool:
     accelerator = build_accelerator(settings, torch.device("cpu"))
     trainer = Trainer(TinyModel(TinyConfig()), samples, samples, settings, accelerator)
     # What is compiled is not divided by a wrapper's hooks.
-    assert type(trainer.module) is Prediction
+    assert type(trainer.loss) is Loss
     for _ in range(4):
         trainer.update()
     weights = torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])

@@ -1,9 +1,8 @@
 """Everything that decides how a model is trained, apart from the model and the data.
 
 The objective is what training minimises and what validation measures: one small class for each
-kind of task. It sees the model as a module to be wrapped and compiled, a prediction, and the batch
-it was made for. The loss of a step is the mean of `losses` over the global batch; validation
-reports the mean of every column of `errors`, and the first column selects the best weights.
+kind of task. The loss of a step is the mean of `losses` over the global batch; validation reports
+the mean of every column of `errors`, and the first column selects the best weights.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +24,7 @@ from fst.metrics import mean_square, relative_l2, squared_relative_l2, top_error
 from fst.operators import Operator
 from fst.training.errors import TrainingError
 from fst.training.schedules import Plateau, Stages, WarmupCosine
-from fst.types import Observations, check_fields
+from fst.types import check_fields
 
 # What an optimiser makes of larger ones does not fit into float32.
 LARGEST_NUMBER = 1e30
@@ -48,11 +47,7 @@ class Objective(ABC):
         """Raise, before training, where the model or the data are of another kind of task."""
 
     @abstractmethod
-    def inputs(self, batch: Any) -> tuple[Any, ...]:
-        """What `predict` takes, in order; the draws of evaluation points follow."""
-
-    @abstractmethod
-    def predict(self, model: Any, *inputs: Any) -> Tensor:
+    def predict(self, model: Any, batch: Any, draws: PointDraws | None) -> Tensor:
         """The prediction of a training step."""
 
     @abstractmethod
@@ -119,12 +114,10 @@ class RelativeL2(Objective):
             except ValueError as error:
                 raise TrainingError(f"the model does not fit the data: {error}") from None
 
-    def inputs(self, batch: Batch) -> tuple[Observations, Float[Tensor, "b q s"]]:
-        return batch.observations, batch.queries
-
-    def predict(self, model: Operator, *inputs: Any) -> Float[Tensor, "b q c"]:
-        observations, queries, draws = inputs
-        return model.represent(observations, draws).decode(queries)
+    def predict(
+        self, model: Operator, batch: Batch, draws: PointDraws | None
+    ) -> Float[Tensor, "b q c"]:
+        return model.represent(batch.observations, draws).decode(batch.queries)
 
     def losses(
         self, model: Operator, prediction: Float[Tensor, "b q c"], batch: Batch
@@ -200,11 +193,10 @@ class CrossEntropy(Objective):
                 f"sample {row} has {int(labels[row])}"
             )
 
-    def inputs(self, batch: ImageBatch) -> tuple[Float[Tensor, "b 3 h w"]]:
-        return (batch.images,)
-
-    def predict(self, model: Classifier, *inputs: Any) -> Float[Tensor, "b k"]:
-        return model.logits(*inputs)
+    def predict(
+        self, model: Classifier, batch: ImageBatch, draws: PointDraws | None
+    ) -> Float[Tensor, "b k"]:
+        return model.logits(batch.images, draws)
 
     def losses(
         self, model: Classifier, prediction: Float[Tensor, "b k"], batch: ImageBatch
@@ -223,16 +215,16 @@ class CrossEntropy(Objective):
         return top_errors(model.logits(batch.images, draws), batch.labels)
 
 
-class Prediction(nn.Module):
-    """A model as a step calls it: one module for the distributed wrapper and the compiler."""
+class Loss(nn.Module):
+    """A batch to the sum of its losses: one module for the compiler."""
 
     def __init__(self, objective: Objective, model: Model) -> None:
         super().__init__()
-        self.objective = objective
-        self.model = model
+        self.objective, self.model = objective, model
 
-    def forward(self, *inputs: Any) -> Tensor:
-        return self.objective.predict(self.model, *inputs)
+    def forward(self, batch: Any, draws: PointDraws | None) -> Float[Tensor, ""]:
+        prediction = self.objective.predict(self.model, batch, draws)
+        return self.objective.losses(self.model, prediction, batch).sum()
 
 
 def _require(objective: Objective, name: str, given: object, kind: type) -> None:

@@ -33,7 +33,7 @@ from fst.training.checkpoint import Checkpoint
 from fst.training.errors import CheckpointError, CompilationError, NonFiniteError, TrainingError
 from fst.training.optimizer import Average, Exchange, build_optimizer, set_rates
 from fst.training.schedules import History
-from fst.training.settings import Objective, Prediction, TrainingSettings
+from fst.training.settings import Loss, Objective, TrainingSettings
 
 # Compiled code is compiled in the first step, and captured and replayed in the next two.
 COMPILING_STEPS = 3
@@ -94,9 +94,7 @@ class Trainer:
         self.optimizer = build_optimizer(model, settings)
         # Not wrapped by DistributedDataParallel, whose hooks would divide what is compiled: the
         # gradient is one vector in the optimiser, and processes add theirs up there.
-        self.module = accelerator.prepare_model(
-            Prediction(self.objective, model), evaluation_mode=True
-        )
+        self.loss = accelerator.prepare_model(Loss(self.objective, model), evaluation_mode=True)
         self.exchange: Exchange | None = None
         if self.processes > 1:
             share_weights(model)
@@ -152,9 +150,7 @@ class Trainer:
 
     def _backward(self, batch: Any, draws: PointDraws | None) -> Tensor:
         """Add one part's gradient."""
-        prediction = self.module(*self.objective.inputs(batch), draws)
-        losses = self.objective.losses(self.model, prediction, batch)
-        loss = losses.sum() / self.settings.batch_size
+        loss: Tensor = self.loss(batch, draws) / self.settings.batch_size
         loss.backward()
         return loss.detach()
 
