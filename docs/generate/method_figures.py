@@ -83,7 +83,7 @@ def layouts() -> Figure:
         grid = torch.cartesian_prod(torch.linspace(0, 1, 60), torch.linspace(0, 1, 120))
         values = field(grid[None]).view(60, 120)
     where = {"origin": "lower", "extent": (0, 1, 0, 1), "aspect": "auto"}
-    axes[2].imshow(values.T, cmap="RdBu_r", vmin=-2, vmax=2, **where)
+    axes[2].imshow(values.T.numpy(), cmap="RdBu_r", vmin=-2, vmax=2, **where)
     axes[2].plot(*field.anchors.positions[0].T, "k.", markersize=1.5)
     axes[2].set(title="adaptive", xlabel="time, scaled", box_aspect=1)
     axes[0].set(ylabel="second axis, along the rows", ylim=(-0.03, 1.03))
