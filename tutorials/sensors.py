@@ -39,9 +39,9 @@ def value(wave, positions):
 # %%
 # ## A small model, trained on the spot
 #
-# 8 × 8 anchors and 32 features. With so few anchors, staggered rows and length scales that follow
-# the spacing do best: see [Which anchors](../anchors.md). Every step draws new fields, and new
-# sensors: between 5 and 60 of them, padded to 60. `mask` says which are real.
+# 8 × 8 anchors and 32 features. Rows are staggered, and length scales follow the spacing: see
+# [Which anchors](../anchors.md). Every step draws new fields and new sensors: between 5 and 60 of
+# them, padded to 60. `mask` says which are real.
 config = fst.FunctionSpaceConfig(
     width=32, heads=4, fourier_bands=6, rows=(8,), anchors_per_row=8, predictor_width=32,
     predictor_blocks=1, refinement_steps=2, points_from_anchors=32, points_from_sobol=32,
