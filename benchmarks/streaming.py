@@ -23,12 +23,11 @@ import fst
 from fst.data import PointData, PointSample, write_points
 from fst.data.samples import Samples
 from fst.recipes import own
-from fst.training.batches import Batches
 from fst.training.loop import build_accelerator
 from fst.training.run_folder import describe_environment
 from fst.training.schedules import WarmupCosine
 from fst.training.settings import TrainingSettings
-from fst.training.trainer import Trainer
+from fst.training.trainer import Batches, Trainer
 
 DOMAIN = fst.Domain((0.0, 0.0), (1.0, 1.0))
 SMALL = own.SMALL[fst.FunctionSpaceConfig] | own.SMALL_LAYOUTS[2]

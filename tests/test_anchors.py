@@ -6,7 +6,13 @@ import math
 import pytest
 import torch
 
-from fst.ablations import FixedScales, SpacingScales, UniformCoordinates
+from fst.ablations import (
+    FixedScales,
+    LocalScales,
+    SpacingScales,
+    StaggeredCoordinates,
+    UniformCoordinates,
+)
 from fst.anchors import (
     AdaptiveCoordinates,
     AdaptiveScales,
@@ -16,6 +22,7 @@ from fst.anchors import (
     ordered_positions,
     row_positions,
 )
+from fst.rbf import rbf_weights
 from small import stirred
 
 
@@ -96,8 +103,11 @@ def test_scales_start_as_the_paper_says_and_stay_in_bounds():
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_spacing_scales_are_bounded_multiples_of_the_distance_between_neighbours(axis):
-    scales = stirred(SpacingScales(6, (2, 3), axis, 6 * 5).double())
+@pytest.mark.parametrize(("kind", "widest"), [(SpacingScales, 1.2), (LocalScales, 0.7)])
+def test_spacing_scales_are_bounded_multiples_of_the_distance_between_neighbours(
+    axis, kind, widest
+):
+    scales = stirred(kind(6, (2, 3), axis, 6 * 5).double())
     tokens = torch.randn(2, 4, 6, dtype=torch.float64)
     along = ordered_positions(torch.randn(2, 6, 4, dtype=torch.float64))
     found = scales(tokens, along)
@@ -112,8 +122,24 @@ def test_spacing_scales_are_bounded_multiples_of_the_distance_between_neighbours
             h = outputs[b, beside, row * 3 + each].mean()
             for base, got in zip((scales.refinement_base, scales.decoding_base), found):
                 share = torch.sigmoid(base[anchor] + h)
-                expected = (length * 0.3 ** (1 - share) * 1.2**share).clamp_min(0.005)
+                expected = (length * 0.3 ** (1 - share) * widest**share).clamp_min(0.005)
                 torch.testing.assert_close(got[b, anchor, each], expected)
+
+
+@pytest.mark.parametrize("coordinates", [UniformCoordinates(8), StaggeredCoordinates((8,))])
+def test_local_scales_leave_little_weight_beyond_the_16_nearest(coordinates):
+    along = coordinates(torch.zeros(1, 7, 6))
+    rows = row_positions((8,), along).repeat_interleave(8, dim=0)  # m 1
+    anchors = torch.cat((rows[None], along.flatten(1)[..., None]), dim=-1)  # 1 m 2
+    points = torch.rand(1, 500, 2)
+    nearest = torch.cdist(points, anchors).topk(16, largest=False).indices
+    beyond = {}
+    for kind in (SpacingScales, LocalScales):
+        scales = kind(6, (8,), 1, 64)
+        torch.nn.init.constant_(scales.decoding_base, 100.0)  # the widest there are
+        weights = rbf_weights(points, anchors, scales(torch.randn(1, 7, 6), along)[1])
+        beyond[kind] = 1 - weights.gather(2, nearest).sum(dim=2)
+    assert beyond[LocalScales].mean() < 0.005 < 0.05 < beyond[SpacingScales].mean()
 
 
 def test_spacing_scales_shrink_with_the_gap_and_start_at_six_tenths_of_it():

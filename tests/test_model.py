@@ -222,6 +222,7 @@ ABLATIONS = {
     "learned scales": {"length_scales": "learned"},
     "learned coordinates": {"coordinates": "learned", "length_scales": "spacing"},
     "staggered": {"coordinates": "staggered"},
+    "local scales": {"length_scales": "local"},
     "anchor attention": {"update": "anchor-attention", "length_scales": "fixed"},
     "observe first": {"observe": "first-step"},
     "fixed points": {"resample_points": False},

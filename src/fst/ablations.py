@@ -1,4 +1,4 @@
-"""The paper's ablations (Tables 4 to 6) and three variants of ours, each in place of a class of the
+"""The paper's ablations (Tables 4 to 6) and variants of ours, each in place of a class of the
 method.
 
 `build_predictor` and `build_layer` choose what a configuration asks for.
@@ -28,10 +28,7 @@ from fst.layer import Context, EvaluateMixWrite, FunctionSpaceLayer, Points, Rea
 from fst.nn import Attention, FourierFeatures, ResidualFeedForward, zero_linear
 from fst.types import Anchors
 
-READ_INPUT = ("adaptive", "spacing")
-"""Length scales that depend on the observations."""
-# Of `SpacingScales`: length scales over spacing, and the shortest one.
-NARROWEST, WIDEST, SHORTEST = 0.3, 1.2, 0.005
+SHORTEST = 0.005  # of `SpacingScales`
 
 
 class UniformCoordinates(nn.Module):
@@ -109,11 +106,13 @@ class FixedScales(LengthScales):
 class SpacingScales(LengthScales):
     """Ours, not the paper's: multiples of the spacing, so that scales shrink where anchors crowd.
 
-        ℓ = c · spacing,    c = NARROWEST (WIDEST / NARROWEST)^sigmoid(base + output of the head),
+        ℓ = c · spacing,    c = narrowest (widest / narrowest)^sigmoid(base + output of the head),
 
     where the spacing along a row is the geometric mean of the gaps beside an anchor, and that on
-    the other axes is the distance between rows. Both limits keep the blend local.
+    the other axes is the distance between rows.
     """
+
+    narrowest, widest = 0.3, 1.2
 
     def __init__(self, width: int, rows: Sequence[int], adaptive_axis: int, anchors: int) -> None:
         super().__init__()
@@ -127,12 +126,11 @@ class SpacingScales(LengthScales):
     ) -> tuple[Tensor, Tensor]:
         outputs = self.head(tokens).unflatten(-1, (along.shape[1], -1)).transpose(1, 2)  # b p j s
         outputs = at_anchors(outputs.to(along.dtype)).flatten(1, 2)  # b m s
-        spacing = self.spacing(along)
+        shortest, ratio = self.narrowest * self.spacing(along), self.widest / self.narrowest
         refinement, decoding = (
-            (spacing * NARROWEST * (WIDEST / NARROWEST) ** torch.sigmoid(base[:, None] + outputs))
-            .clamp_min(SHORTEST)
+            (shortest * ratio ** torch.sigmoid(base[:, None] + outputs)).clamp_min(SHORTEST)
             for base in (self.refinement_base, self.decoding_base)
-        )  # fmt: skip
+        )
         return refinement, decoding
 
     def spacing(self, along: Float[Tensor, "b p c"]) -> Float[Tensor, "b m s"]:
@@ -145,6 +143,12 @@ class SpacingScales(LengthScales):
 
     def logarithms(self) -> list[nn.Parameter]:
         return [self.refinement_base, self.decoding_base]
+
+
+class LocalScales(SpacingScales):
+    """So narrow that a query depends on few anchors: the 16 nearest decode as well as all do."""
+
+    widest = 0.7
 
 
 class NoTokens(nn.Module):
@@ -223,13 +227,14 @@ def build_predictor(config: FunctionSpaceConfig, inputs: int) -> AnchorPredictor
     match config.length_scales:
         case "adaptive":
             scales = AdaptiveScales(width, rows, axes, config.anchors)
-        case "spacing":
-            scales = SpacingScales(width, config.rows, config.adaptive_axis, config.anchors)
+        case "spacing" | "local":
+            kind = LocalScales if config.length_scales == "local" else SpacingScales
+            scales = kind(width, config.rows, config.adaptive_axis, config.anchors)
         case "learned":
             scales = LearnedScales(axes, config.anchors)
         case "fixed":
             scales = FixedScales(axes, config.anchors)
-    reads_input = config.coordinates == "adaptive" or config.length_scales in READ_INPUT
+    reads_input = config.coordinates == "adaptive" or config.scales_read_input
     tokens = (
         GapTokens(inputs, width, config.predictor_heads, config.predictor_blocks, gaps)
         if reads_input

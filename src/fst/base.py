@@ -8,27 +8,16 @@ classifiers add what goes in and what comes out.
 from abc import ABC
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
 from fst import pretrained
-from fst.evaluation_points import PointDraws
+from fst.evaluation_points import ResampledPoints
 
 # Classes that have become choices of another's configuration.
 FORMER_NAMES = {"ObserveFirst": "FunctionSpaceTransformer"}
-
-
-@runtime_checkable
-class PointStream(Protocol):
-    """A resumable source of `PointDraws`: two seeds and a position."""
-
-    def draw(self) -> PointDraws: ...
-
-    def state(self) -> dict[str, int]: ...
-
-    def restore(self, state: dict[str, int]) -> None: ...
 
 
 class Model(nn.Module, ABC):
@@ -37,14 +26,20 @@ class Model(nn.Module, ABC):
     config_type: ClassVar[type]
     config: Any
 
-    def point_stream(self, anchor_seed: int, sobol_seed: int) -> PointStream | None:
+    def point_stream(self, anchor_seed: int, sobol_seed: int) -> ResampledPoints | None:
         """The random evaluation points this model consumes, if it consumes any."""
-        del anchor_seed, sobol_seed
         return None
 
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by the learning rate they take: `main`, and `predictor` where there is one."""
-        return {"main": list(self.parameters())}
+        predictor = self.predicting()
+        known = {id(parameter) for parameter in predictor}
+        main = [parameter for parameter in self.parameters() if id(parameter) not in known]
+        return {"main": main, "predictor": predictor} if predictor else {"main": main}
+
+    def predicting(self) -> list[nn.Parameter]:
+        """The parameters that the paper trains at a rate of their own, if there are any."""
+        return []
 
     def no_weight_decay(self) -> list[nn.Parameter]:
         """Parameters that weight decay leaves alone, because zero is no natural value of theirs."""
@@ -57,7 +52,6 @@ class Model(nn.Module, ABC):
 
         `standardization` gives the mean and standard deviation of all values instead.
         """
-        del training, standardization
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `model.safetensors` and `config.json`, the statistics included."""

@@ -123,9 +123,10 @@ class FunctionSpaceConfig(OperatorConfig):
     coordinates: Literal["adaptive", "learned", "staggered", "uniform"] = "adaptive"
     """Whether anchors move with the observations, are learned for all samples, or lie evenly, with
     neighbouring rows half a gap apart or not."""
-    length_scales: Literal["adaptive", "spacing", "learned", "fixed"] = "adaptive"
+    length_scales: Literal["adaptive", "spacing", "local", "learned", "fixed"] = "adaptive"
     """Of the blend: predicted for each sample, or predicted multiples of the distance between
-    neighbouring anchors, or learned for all samples, or fixed."""
+    neighbouring anchors (`local`: narrow ones, for decoding from few anchors), or learned for all
+    samples, or fixed."""
     update: Literal["function-space", "anchor-attention"] = "function-space"
     """What a refinement step does; `anchor-attention` is an ablation."""
     observe: Literal["every-step", "first-step"] = "every-step"
@@ -161,12 +162,16 @@ class FunctionSpaceConfig(OperatorConfig):
             )
         if self.points_from_anchors + self.points_from_sobol < 1:
             raise ValueError("points_from_anchors and points_from_sobol cannot both be 0")
-        if self.update == "anchor-attention" and self.length_scales in ("adaptive", "spacing"):
+        if self.update == "anchor-attention" and self.scales_read_input:
             raise ValueError(
                 "update 'anchor-attention' never evaluates the field during refinement, so its "
                 "refinement length scales cannot be learned: set length_scales to 'fixed' or "
                 "'learned'"
             )
+
+    @property
+    def scales_read_input(self) -> bool:
+        return self.length_scales in ("adaptive", "spacing", "local")
 
     @property
     def row_count(self) -> int:

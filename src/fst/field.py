@@ -56,7 +56,6 @@ class Decoder(nn.Module):
         neighbors: int | None,
     ) -> int:
         """How many queries to decode at once, so that weights and hidden layers fit the memory."""
-        del neighbors
         batch, anchors, width = features.shape
         return queries_at_once(queries, batch * (4 * anchors + 12 * width))
 

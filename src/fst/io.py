@@ -7,7 +7,7 @@ content or the new one, never a part of it.
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,21 @@ def write_atomically(path: Path, data: bytes) -> None:
     partial.replace(path)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a text file, in a folder that is made if missing."""
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a file by a complete one, in a folder that is made if missing."""
     with file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
+        write_atomically(path, data)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_file(path, text.encode())
+
+
+def write_list(path: Path, items: Iterable[object]) -> None:
+    """Replace a file by a JSON list with one item a line."""
+    lines = ",\n".join(json.dumps(item, allow_nan=False) for item in items)
+    write_text(path, f"[\n{lines}\n]\n")
 
 
 def write_json(path: Path, values: Any) -> None:

@@ -48,7 +48,6 @@ class Read(nn.Module):
 
     def precompute(self, tokens: Float[Tensor, "b n d"], anchors: Anchors) -> Any:
         """Keys and values; where the anchors are does not matter to plain attention."""
-        del anchors
         return self.attention.keys_values(self.norm_h(tokens))
 
     def forward(self, z: Float[Tensor, "b m d"], context: Context) -> Float[Tensor, "b m d"]:
@@ -70,7 +69,6 @@ class EvaluateMixWrite(nn.Module):
 
     def precompute(self, anchors: Anchors, condition: Float[Tensor, "b c"] | None) -> Any:
         """W^A; the condition counts where the evaluation at the anchors is prepared further."""
-        del condition
         return rbf_weights(anchors.positions, anchors.positions, anchors.refinement_length_scales)
 
     def forward(

@@ -124,11 +124,8 @@ class FunctionSpaceTransformer(Operator):
             draws = self.point_stream(self.config.anchor_seed, self.config.sobol_seed).draw()
         return draws.to(observations.positions.device, observations.positions.dtype)
 
-    def param_groups(self) -> dict[str, list[nn.Parameter]]:
-        predictor = self.predict_anchors.predicting()
-        known = {id(parameter) for parameter in predictor}
-        main = [parameter for parameter in self.parameters() if id(parameter) not in known]
-        return {"main": main, "predictor": predictor} if predictor else {"main": main}
+    def predicting(self) -> list[nn.Parameter]:
+        return self.predict_anchors.predicting()
 
     def no_weight_decay(self) -> list[nn.Parameter]:
         return self.predict_anchors.scales.logarithms()

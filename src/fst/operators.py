@@ -157,8 +157,8 @@ class Operator(Model):
     ) -> None:
         found = training.statistics()
         values, outputs = (
-            (found.value_mean, found.value_deviation),
-            (found.output_mean, found.output_deviation),
+            (found.value_mean, found.value_std),
+            (found.output_mean, found.output_std),
         )
         if standardization is not None:
             values = outputs = standardization

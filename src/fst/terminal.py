@@ -9,6 +9,7 @@ import warnings
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 _PLAIN = warnings.formatwarning
@@ -47,6 +48,21 @@ def spreadsheet(text: str) -> str:
     """The text of a cell that no spreadsheet takes for a formula."""
     text = printable(text)
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def progress_bar(console: Console | None, *, transient: bool = False) -> Progress:
+    """How much of something is done, and the time that is left; on a terminal only."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    looks: dict[str, Any] = {"console": console, "transient": transient}
+    hidden = console is None or not console.is_terminal
+    return Progress(*columns, TimeRemainingColumn(), disable=hidden, **looks)
 
 
 class Terminal(Console):

@@ -22,8 +22,11 @@ DOMAIN_TOLERANCE = 1e-5
 LARGEST_RATIO = 1e18
 
 
-def check_argument(name: str, value: object, kind: Any) -> None:
-    """Raise unless an argument is of a kind, given as an annotation; numbers must be usable."""
+def check_argument(name: str, value: object, kind: Any, least: int | None = None) -> None:
+    """Raise unless an argument is of a kind, given as an annotation; numbers must be usable.
+
+    A number must be at least `least`, where that is given.
+    """
     if not _is_kind(value, kind):
         raise TypeError(f"{name} must be {_in_words(kind)}, got {value!r:.80}")
     for number in value if isinstance(value, tuple) else (value,):
@@ -31,13 +34,16 @@ def check_argument(name: str, value: object, kind: Any) -> None:
             raise ValueError(f"{name} must be finite, got {value}")
         if isinstance(number, int) and abs(number) >= 2**63:
             raise ValueError(f"{name} must be below 2**63, got {number:.3e}")
+        if least is not None and isinstance(number, Real) and number < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
-def check_fields(record: Any) -> None:
-    """Raise unless every field of a dataclass is what its annotation says."""
+def check_fields(record: Any, **least: int) -> None:
+    """Raise unless every field of a dataclass is what its annotation says, and at least so much."""
     hints = get_type_hints(type(record))
     for field in fields(record):
-        check_argument(field.name, getattr(record, field.name), hints[field.name])
+        value = getattr(record, field.name)
+        check_argument(field.name, value, hints[field.name], least.get(field.name))
 
 
 def _is_kind(value: object, kind: Any) -> bool:

@@ -383,11 +383,8 @@ class ImageClassifier(Classifier):
         logits: Tensor = self.head(self._refine(images, draws).features)
         return logits
 
-    def param_groups(self) -> dict[str, list[nn.Parameter]]:
-        predictor = self.predict_anchors.predicting()
-        known = {id(parameter) for parameter in predictor}
-        main = [parameter for parameter in self.parameters() if id(parameter) not in known]
-        return {"main": main, "predictor": predictor}
+    def predicting(self) -> list[nn.Parameter]:
+        return self.predict_anchors.predicting()
 
     def no_weight_decay(self) -> list[nn.Parameter]:
         sigma = [each for name, each in self.named_parameters() if name.endswith("log_sigma")]

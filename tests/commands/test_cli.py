@@ -11,7 +11,7 @@ import pytest
 from command_line import run
 from fst import __version__
 from fst.cli import COMMANDS, INTERRUPTED, USER_ERROR, main, search
-from fst.recipes.search import MORE_STEPS, RATES, STEPS
+from fst.recipes.comparison import MORE_STEPS, RATES, STEPS
 from fst.training.errors import Interrupted, TrainingError
 from tiny import BURGERS, MODEL, TRAINING
 

@@ -16,7 +16,7 @@ from fst.commands.search import search
 from fst.evaluation.comparison import Search, Trial
 from fst.evaluation.rows import read_curves
 from fst.recipes import RECIPES, find
-from fst.recipes.search import confirmation, trial
+from fst.recipes.comparison import confirmation, trial
 from fst.training.errors import TrainingError
 
 RECIPE = "burgers-single/deeponet"

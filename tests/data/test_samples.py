@@ -116,7 +116,7 @@ def test_burgers_shares_one_mean_and_deviation_of_its_targets():
     targets = samples.targets.double().numpy()
     assert statistics.value_mean == statistics.output_mean
     np.testing.assert_allclose(statistics.output_mean, targets.mean(), rtol=1e-12)
-    np.testing.assert_allclose(statistics.value_deviation, targets.std(), rtol=1e-12)
+    np.testing.assert_allclose(statistics.value_std, targets.std(), rtol=1e-12)
 
 
 def test_solutions_are_observed_as_the_recipes_data_are(tmp_path):
@@ -153,9 +153,9 @@ def test_other_fields_have_separate_statistics_for_inputs_and_outputs():
     assert statistics.value_mean == pytest.approx(values.double().mean().item(), rel=1e-12)
     assert statistics.output_mean == pytest.approx(targets.double().mean().item(), rel=1e-12)
     deviation = targets.double().std(correction=0).item()
-    assert statistics.output_deviation == pytest.approx(deviation, rel=1e-12)
+    assert statistics.output_std == pytest.approx(deviation, rel=1e-12)
     standardize = Standardization(1)
-    standardize.set(statistics.output_mean, statistics.output_deviation)
+    standardize.set(statistics.output_mean, statistics.output_std)
     assert standardize(targets).std(correction=0).item() == pytest.approx(1, rel=1e-5)
 
 
@@ -271,7 +271,7 @@ class TestPointSamples:
         values = np.concatenate([np.asarray(s.values, np.float32) for s in samples[:4]])
         values = values.astype(np.float64)
         np.testing.assert_allclose(statistics.value_mean, values.mean(axis=0), rtol=1e-10)
-        np.testing.assert_allclose(statistics.value_deviation, values.std(axis=0), rtol=1e-10)
+        np.testing.assert_allclose(statistics.value_std, values.std(axis=0), rtol=1e-10)
         assert statistics.output_mean.shape == (1,)
 
     def test_a_constant_channel_has_deviation_one(self, tmp_path):
@@ -282,7 +282,7 @@ class TestPointSamples:
         ]
         write_points(path, constant, DOMAIN)
         statistics = PointSamples.read(read_points(path), np.arange(4)).statistics()
-        assert statistics.value_deviation.tolist() == [1, 1]
+        assert statistics.value_std.tolist() == [1, 1]
 
 
 # Which points of a grid are observed, supervised and tested: the paper's counts and definitions.

@@ -12,8 +12,8 @@ from fst.data import DataError, PointData, PointSample, read_points, write_point
 from fst.data.point_samples import PointSamples, StreamedPoints
 from fst.data.samples import Asked
 from fst.recipes import find
-from fst.training.batches import Batches
 from fst.training.settings import TrainingSettings
+from fst.training.trainer import Batches
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ from fst.recipes import RECIPES, describe, find
 from fst.recipes.comparison import models_of
 from fst.recipes.fast import TASKS
 from fst.recipes.recipe import Recipe
-from fst.training.batches import Batches
 from fst.training.loop import build_accelerator
-from fst.training.trainer import Trainer
+from fst.training.trainer import Batches, Trainer
 
 FAST = [name for name in RECIPES if name.startswith("fast/")]
 CHANGED = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fst.training import TrainingError
-from fst.training.batches import Batches
+from fst.training.trainer import Batches
 from training_fakes import WaveSamples, tiny_settings
 
 

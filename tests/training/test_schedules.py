@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fst.recipes import find
-from fst.recipes.search import trial
+from fst.recipes.comparison import trial
 from fst.training.schedules import (
     History,
     Plateau,

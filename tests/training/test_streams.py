@@ -17,9 +17,8 @@ from fst.data.images import LabelledImages, find_images
 from fst.data.images import label as label_images
 from fst.data.source import TrainingSplit, ValidationSplit
 from fst.training import RunFolder, TrainingError, train
-from fst.training.batches import Batches
 from fst.training.schedules import WarmupCosine
-from fst.training.trainer import Trainer
+from fst.training.trainer import Batches, Trainer
 from training_images import (
     CLASSES,
     SIZE,

@@ -70,7 +70,6 @@ class DeepONet(Operator):
         self.bias = nn.Parameter(torch.zeros(()))
 
     def represent(self, observations: Observations, draws: PointDraws | None = None) -> ModelOutput:
-        del draws
         values = self.standardize_values(observations.values)
         coefficients = self.branch(values.squeeze(-1))  # b k
         numbers = 3 * max(self.config.trunk)

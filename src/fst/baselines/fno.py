@@ -84,7 +84,6 @@ class FNO(Operator):
         self.register_state_dict_post_hook(_drop_package_metadata)  # type: ignore[no-untyped-call]
 
     def represent(self, observations: Observations, draws: PointDraws | None = None) -> GridOutput:
-        del draws
         config, batch = self.config, len(observations)
         cells = observed_cells(observations, self.domain, config.grid)
         values = self.standardize_values(observations.values)
@@ -120,5 +119,4 @@ def _drop_package_metadata(
     module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
     """neuraloperator adds its constructor's arguments to the weights; only weights belong there."""
-    del module, prefix, local_metadata
     state.pop("_metadata", None)

@@ -112,7 +112,6 @@ class PerceiverIO(Operator):
         self.output = nn.Linear(width, config.output_channels)
 
     def represent(self, observations: Observations, draws: PointDraws | None = None) -> ModelOutput:
-        del draws
         positions, values = without_padding(observations, self.domain)
         located = self.embed_position(self.fourier(positions))
         tokens = located + self.embed_value(self.standardize_values(values))  # b n d

@@ -149,7 +149,6 @@ class Transolver(Operator):
     def represent(
         self, observations: Observations, draws: PointDraws | None = None
     ) -> "PointSetOutput":
-        del draws
         positions, values = without_padding(observations, self.domain)
         values = self.standardize_values(values)
         points = torch.cat((positions, values, torch.ones_like(values[..., :1])), dim=-1)
@@ -214,7 +213,6 @@ class GridTransolver(Operator):
         self.network = PointNetwork(config, config.domain.axes + config.value_channels)
 
     def represent(self, observations: Observations, draws: PointDraws | None = None) -> GridOutput:
-        del draws
         positions, values = without_padding(observations, self.domain)
         points = torch.cat((positions, self.standardize_values(values)), dim=-1)
         predicted = self.network(points, observations.mask)  # b n c

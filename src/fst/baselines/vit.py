@@ -100,7 +100,6 @@ class PatchTransformer(Classifier):
     def logits(
         self, images: Float[Tensor, "b 3 h w"], draws: PointDraws | None = None
     ) -> Float[Tensor, "b k"]:
-        del draws
         patches = self.embed(cut(self.standardize(images), self.config.patch_size))  # b n d
         first = self.class_token.expand(len(images), -1, -1)
         tokens = torch.cat((first, patches), dim=1) + self.positions  # b 1+n d

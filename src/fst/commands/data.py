@@ -7,7 +7,6 @@ text. What needs PyTorch is imported when a command runs, so that help is answer
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional
 
@@ -50,14 +49,10 @@ def burgers(
         device: Where to solve: cpu or cuda; a GPU where there is one.
         force: Replace files that exist and discard unfinished ones.
     """
-    from fst.commands.device import parse_device
     from fst.data.burgers import VISCOSITIES
-    from fst.data.burgers_data import BurgersData, file_name
+    from fst.data.burgers_data import BurgersData
 
-    console = Terminal()
     viscosities = VISCOSITIES if all_viscosities else viscosity
-    chosen = parse_device(device)
-    _check_batch_size(batch_size)
     data = BurgersData(
         viscosities=viscosities,
         training=training,
@@ -68,10 +63,7 @@ def burgers(
         final_time=final_time,
         seed=seed,
     )
-    how: dict[str, Any] = {"console": console, "batch_size": batch_size, "force": force}
-    for nu in viscosities:
-        path = out / file_name(nu)
-        _say(console, path, data.make(path, nu, test, device=chosen, **how))
+    _make(data, out, device, batch_size, force)
 
 
 def darcy(
@@ -102,12 +94,8 @@ def darcy(
         device: Where to solve: cpu or cuda; a GPU where there is one.
         force: Replace files that exist and discard unfinished ones.
     """
-    from fst.commands.device import parse_device
-    from fst.data.darcy_data import DarcyData, file_name
+    from fst.data.darcy_data import DarcyData
 
-    console = Terminal()
-    chosen = parse_device(device)
-    _check_batch_size(batch_size)
     data = DarcyData(
         resolution=resolution,
         fine=fine,
@@ -117,10 +105,7 @@ def darcy(
         training_file=training,
         seed=seed,
     )
-    how: dict[str, Any] = {"console": console, "batch_size": batch_size, "force": force}
-    for which in ("train", "test"):
-        path = out / file_name(which, resolution)
-        _say(console, path, data.make(path, which, device=chosen, **how))
+    _make(data, out, device, batch_size, force)
 
 
 def check(path: Positional[Path], /) -> None:
@@ -143,11 +128,13 @@ def check(path: Positional[Path], /) -> None:
         console.print(table)
 
 
-def _check_batch_size(batch_size: int | None) -> None:
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+def _make(data: Any, out: Path, device: str | None, batch_size: int | None, force: bool) -> None:
+    """Every file of these data, and a line about each."""
+    from fst.commands.device import parse_device
 
-
-def _say(console: Console, path: Path, made: bool) -> None:
-    size = path.stat().st_size / 1e6
-    console.print(f"{path}: {'written' if made else 'there already'}, {size:,.1f} MB")
+    console, chosen = Terminal(), parse_device(device)
+    how: dict[str, Any] = {"console": console, "batch_size": batch_size, "force": force}
+    for path, part in data.parts(out).items():
+        made = data.make(path, *part, device=chosen, **how)
+        size = path.stat().st_size / 1e6
+        console.print(f"{path}: {'written' if made else 'there already'}, {size:,.1f} MB")

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from fst.commands.device import choose_device
 from fst.commands.train import check_same_data, data_of_run, record_data
-from fst.data.source import DataSource
 from fst.evaluation.report import verdict
 from fst.evaluation.rows import (
     RESULTS,
@@ -78,7 +77,6 @@ def evaluate(
         protocol=protocol,
     )
     origin = read_origin(run, origin, settings.images_per_step(recipe.training.batch_size))
-    described = read_object(run / "run.json")
 
     def compute() -> Scores:
         chosen = choose_device(device)
@@ -88,8 +86,12 @@ def evaluate(
         recipe.data.check_fits(recipe, run, path)
         check_same_data(run, recipe.data, path)
         test = recipe.data.load_test(path, chosen)
-        model, facts = settings.load(best).to(chosen), training_facts(described, recipe.data, path)
-        return settings.score(model, test, origin, facts, console)
+        facts = replace(
+            described_facts(read_object(run / "run.json")),
+            diffusion=recipe.data.diffusion,
+            frequent_class=recipe.data.frequent_class(path),
+        )
+        return settings.score(settings.load(best).to(chosen), test, origin, facts, console)
 
     scored = (run / RESULTS / ROWS).is_file() and not again
     with nullcontext() if scored else held(run):
@@ -126,15 +128,6 @@ def described_facts(described: dict[str, Any]) -> TrainingFacts:
     if not isinstance(mean, list) or not isinstance(std, list) or len(mean) != len(std):
         return TrainingFacts()
     return TrainingFacts(tuple(map(float, mean)), tuple(map(float, std)))
-
-
-def training_facts(described: dict[str, Any], source: DataSource, data: Path) -> TrainingFacts:
-    """What the trivial predictors may know."""
-    return replace(
-        described_facts(described),
-        diffusion=source.diffusion,
-        frequent_class=source.frequent_class(data),
-    )
 
 
 def data_name(run: Path, recipe: Recipe, data: Path | None) -> str:

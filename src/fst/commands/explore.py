@@ -3,9 +3,9 @@
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, partial, singledispatch
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -17,6 +17,7 @@ from fst.commands.predict import load_model
 from fst.commands.train import data_of_run
 from fst.data import BurgersData, DarcyData, PointData, TestSplit
 from fst.data.point_samples import PointSamples
+from fst.data.source import DataSource, MadeData
 from fst.explore.explorer import Explorer
 from fst.explore.problems import BurgersProblem, DarcyProblem, PointsProblem, Problem
 from fst.recipes import find
@@ -76,7 +77,7 @@ def make_explorers(
 
 
 def _needs_no_file(folder: Path) -> bool:
-    return isinstance(read_recipe(folder).data, BurgersData | DarcyData)
+    return isinstance(read_recipe(folder).data, MadeData)
 
 
 def make_explorer(
@@ -107,17 +108,31 @@ def _recipe_of(folder: Path) -> Recipe:
 
 def problem_of(recipe: Recipe, run: Path, data: Path | None = None) -> Problem:
     """What the page shows for the data of a recipe; a user's own points are read."""
-    if isinstance(recipe.data, BurgersData):
-        return BurgersProblem(recipe.data)
-    if isinstance(recipe.data, DarcyData):
-        return DarcyProblem(recipe.data)
-    if isinstance(recipe.data, PointData):
-        path = data_of_run(recipe, run, data)
-        recipe.data.check_fits(recipe, run, path)
-        test = replace(recipe.data, storage="resident").load_test(path)
-        assert isinstance(test.samples, PointSamples)
-        return PointsProblem(cast(TestSplit[PointSamples], test))
+    return _problem(recipe.data, recipe, run, data)
+
+
+@singledispatch
+def _problem(source: DataSource, recipe: Recipe, run: Path, data: Path | None) -> Problem:
     raise ValueError(f"fst explore shows Burgers, Darcy and own points, not {recipe.name}")
+
+
+@_problem.register
+def _(source: BurgersData, *_: Any) -> Problem:
+    return BurgersProblem(source)
+
+
+@_problem.register
+def _(source: DarcyData, *_: Any) -> Problem:
+    return DarcyProblem(source)
+
+
+@_problem.register
+def _(source: PointData, recipe: Recipe, run: Path, data: Path | None) -> Problem:
+    path = data_of_run(recipe, run, data)
+    source.check_fits(recipe, run, path)
+    test = replace(source, storage="resident").load_test(path)
+    assert isinstance(test.samples, PointSamples)
+    return PointsProblem(cast(TestSplit[PointSamples], test))
 
 
 def warm_up(explorer: Explorer) -> None:

@@ -31,7 +31,6 @@ from fst.commands.prediction_files import (
     find_labels,
     read_observations,
     read_queries,
-    write_answer,
     write_prediction,
 )
 from fst.data.files import DataError
@@ -39,7 +38,7 @@ from fst.data.image_decoding import View, decoded
 from fst.data.images import SUFFIXES, FolderFiles, ImageFiles, Skipped, find_images, is_tar
 from fst.evaluation.protocol import measuring
 from fst.field import Field
-from fst.io import parse_json
+from fst.io import parse_json, write_file
 from fst.operators import Operator, Output
 from fst.pretrained import PretrainedError
 from fst.terminal import printable
@@ -248,7 +247,7 @@ def write_guesses(path: Path, guesses: Guesses) -> None:
             guesses.files, guesses.classes, guesses.probabilities, strict=True
         )
     ]
-    write_answer(path, csv_table(header, lines))
+    write_file(path, csv_table(header, lines))
 
 
 def _say(console: Console | None, text: str) -> None:

@@ -22,10 +22,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fst.data.conversion import optional_package
-from fst.data.files import DataError, reading, writing
+from fst.data.files import DataError, reading
 from fst.data.point_files import Label, check_resolution, read_points
 from fst.data.point_samples import Ragged
-from fst.io import write_atomically
+from fst.io import FileError, write_file
 from fst.operators import Operator
 from fst.terminal import spreadsheet
 from fst.types import Domain, Observations, check_queries
@@ -76,7 +76,7 @@ def blame(source: Path | str) -> Iterator[None]:
     """Name the file whose contents an error is about."""
     try:
         yield
-    except DataError:
+    except FileError:
         raise
     except (ValueError, TypeError) as error:
         raise DataError(f"{source}: {error}") from None
@@ -249,13 +249,7 @@ def check_output(path: Path, endings: Iterable[str], force: bool) -> None:
 def write_prediction(path: Path, prediction: Prediction, labels: PredictionLabels) -> None:
     """Write all arrays in the format of the path's ending, whole or not at all."""
     with blame(path):
-        write_answer(path, FORMATS[path.suffix](prediction.arrays(), labels))
-
-
-def write_answer(path: Path, content: bytes) -> None:
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
+        write_file(path, FORMATS[path.suffix](prediction.arrays(), labels))
 
 
 def csv_table(header: Iterable[str], lines: Iterable[Iterable[object]]) -> bytes:

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fst import pretrained
-from fst.data.files import DataError, reading, writing
+from fst.data.files import DataError, reading
 from fst.evaluation.comparison import Comparison, Result
 from fst.evaluation.figures import error_over_seconds
 from fst.evaluation.report import report as write_report
@@ -35,12 +35,13 @@ from fst.evaluation.rows import (
     RESULTS,
     ROWS,
     Row,
+    grouped,
     read_rows,
     read_run,
     read_timed_curve,
 )
 from fst.evaluation.tables import Table, unique
-from fst.io import read_object, write_atomically, write_text
+from fst.io import read_object, write_list, write_text
 from fst.recipes import ablation
 from fst.terminal import markdown
 
@@ -90,10 +91,7 @@ def write_records(runs: list[Path], out: Path) -> list[Values]:
     known = {record["run"]: record for record in read_records(out)} if out.exists() else {}
     found = [describe(run) for run in runs]
     known |= {record["run"]: record for record in found}
-    lines = ",\n".join(json.dumps(record, allow_nan=False) for record in known.values())
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, f"[\n{lines}\n]\n".encode())
+    write_list(out, known.values())
     return found
 
 
@@ -246,9 +244,8 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
 
 def short(results: Path, comparisons: dict[str, Comparison]) -> str:
     """Each recipe with the mean over its seeds, and the comparisons at equal time."""
-    runs: dict[tuple[str, int, str], list[Values]] = {}
-    for each in _records(results):
-        runs.setdefault((each["recipe"], each["steps"], each["hardware"]), []).append(each)
+    same = ("recipe", "steps", "hardware")
+    runs = grouped(_records(results), lambda each: tuple(each[name] for name in same))
     table = Table.of(
         "",
         runs.values(),
@@ -429,11 +426,7 @@ def _by_steps(comparison: Comparison) -> bool:
 
 def _by_title(results: Iterable[Result], part: str) -> dict[str, list[Result]]:
     """The seeds of each model that have `part`: scores, or a curve."""
-    found: dict[str, list[Result]] = {}
-    for each in results:
-        if getattr(each, part):
-            found.setdefault(each.title, []).append(each)
-    return found
+    return grouped((each for each in results if getattr(each, part)), lambda each: each.title)
 
 
 def _curves(results: Iterable[Result]) -> dict[str, list[Sequence[tuple[float, float]]]]:

@@ -23,8 +23,8 @@ from fst.commands.device import choose_device
 from fst.evaluation.comparison import CHECKS, Search, Trial, write_report
 from fst.evaluation.rows import read_curves
 from fst.io import file_errors, read_json, write_json
+from fst.recipes import comparison as terms
 from fst.recipes import find
-from fst.recipes import search as search_recipes
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
 from fst.training import checkpoint
@@ -69,9 +69,9 @@ def search(
     recipe: Recipe | str,
     out: Path,
     *,
-    rates: Sequence[float] = search_recipes.RATES,
-    steps: int = search_recipes.STEPS,
-    confirm: int = search_recipes.MORE_STEPS,
+    rates: Sequence[float] = terms.RATES,
+    steps: int = terms.STEPS,
+    confirm: int = terms.MORE_STEPS,
     data: Path | None = None,
     device: str | None = None,
     console: Console | None = None,
@@ -84,9 +84,9 @@ def search(
     before, chosen = jobs.read_settings(out, KIND), choose_device(device)
     path = jobs.find_data(out, recipe, data)
     recipe = recipe.data.fit(recipe, path)
-    tried = [search_recipes.trial(recipe, rate, steps) for rate in sorted(rates)]
+    tried = [terms.trial(recipe, rate, steps) for rate in sorted(rates)]
     if confirm:
-        search_recipes.confirmation(tried[0], confirm)  # a wrong number, early
+        terms.confirmation(tried[0], confirm)  # a wrong number, early
     counts = {"rates": sorted(rates), "steps": steps, "confirm": confirm}
     settings = {"kind": KIND, "recipe": recipe.to_json()} | counts
     jobs.require_same(out, before, settings)
@@ -103,7 +103,7 @@ def search(
         found = replace(found, selected=min(scored)[1] if scored else None)
         if confirm and found.selected is not None:
             (winner,) = [each for each in tried if each.training.learning_rate == found.selected]
-            longer = search_recipes.confirmation(winner, confirm)
+            longer = terms.confirmation(winner, confirm)
             job = TrialJob(out, path, device, longer, "confirm")
             _carry_on(out / f"rate-{found.selected:g}", job.run, longer)
             jobs.run_here(job, console)

@@ -24,9 +24,7 @@ from fst.commands.device import choose_device
 from fst.commands.evaluate import read_recipe
 from fst.commands.results import describe
 from fst.commands.train import check_same_data, data_of_run
-from fst.data import BurgersData, DarcyData
 from fst.data.samples import Samples
-from fst.data.source import DataSource
 from fst.evaluation.protocol import EvaluationSettings, batch_draws, measuring, row_batches
 from fst.evaluation.rows import RESULTS, ROWS, Row, read_rows
 from fst.evaluation.tables import error_table
@@ -40,21 +38,6 @@ from fst.terminal import Terminal
 
 LARGEST_MOVE = 0.01
 """Of the validation error, relative to itself, that half precision may cost."""
-
-LIMITS: dict[type[DataSource], str] = {
-    BurgersData: (
-        "Solutions of PDEBench's initial conditions on the periodic unit interval, to the final "
-        "time above, at the viscosities above; values observed at t = 0 and at both end cells. "
-        "Positions are (time, space), each scaled to [0, 1]. Other viscosities, other initial "
-        "conditions, longer times and other positions of observations were not tested."
-    ),
-    DarcyData: (
-        "The pressure of piecewise constant coefficients with two values and a constant source on "
-        "the unit square, zero on its boundary; the coefficient observed on the whole grid. Other "
-        "coefficients, sources and boundary values were not tested."
-    ),
-}
-OTHER_LIMITS = "Nothing beyond data of the kind above was tested."
 
 
 @dataclass(frozen=True)
@@ -198,7 +181,6 @@ def card(
     table = "\n".join(
         f"| {key} | {value.replace('|', chr(92) + '|')} |" for key, value in lines.items()
     )
-    limits = LIMITS.get(type(recipe.data), OTHER_LIMITS)
     grid = "x".join(map(str, rows[-1].grid)) if rows[-1].grid else "FILE"
     return f"""# {name}
 
@@ -222,5 +204,5 @@ Mean relative L2 on the test set, scored once, with the weights in float32.
 {error_table(rows).markdown()}
 ## Limits
 
-{limits}
+{recipe.data.limits}
 """

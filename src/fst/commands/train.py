@@ -17,15 +17,15 @@ from fst.data.source import DataSource, TrainingSplit, ValidationSplit
 from fst.io import differences, flat, read_json, read_object, write_json
 from fst.pretrained import check_shapes, find, read
 from fst.recipes.recipe import Recipe, recipe_from_json
-from fst.terminal import Terminal
-from fst.training.batches import check_batch_size
+from fst.terminal import Terminal, duration
 from fst.training.budget import FEWEST_STEPS, Plan, StepBudget, fit_to_time, make_plan
 from fst.training.errors import TrainingError
-from fst.training.logging import check_wandb, duration
+from fst.training.logging import check_wandb
 from fst.training.loop import Summary
 from fst.training.loop import train as run_training
 from fst.training.run_folder import RunFolder, held
 from fst.training.settings import TrainingSettings
+from fst.training.trainer import check_batch_size
 
 RATE_FACTOR = "rate_factor"
 # What decides the course of a training. How a run is scored and named may change later.

@@ -66,9 +66,7 @@ def sample_initial(
     in ten is replaced by its absolute value with a random sign, one in ten is windowed.
     """
     for name, value, least in (("count", count, 0), ("points", points, 2), ("start", start, 0)):
-        check_argument(name, value, int)
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+        check_argument(name, value, int, least)
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise TypeError(f"seed must be a whole number, got {seed!r:.80}")
     if not 0 <= seed < 2**64:

@@ -68,6 +68,12 @@ class BurgersData(MadeData):
 
     value_names = (("u", ""),)
     target_names = (("u", ""),)
+    limits = (
+        "Solutions of PDEBench's initial conditions on the periodic unit interval, to the final "
+        "time above, at the viscosities above; values observed at t = 0 and at both end cells. "
+        "Positions are (time, space), each scaled to [0, 1]. Other viscosities, other initial "
+        "conditions, longer times and other positions of observations were not tested."
+    )
 
     viscosities: tuple[float, ...] = (0.01,)
     """The viscosities ν, one file each."""

@@ -55,13 +55,10 @@ def sample_field(
     count: int, nodes: int, seed: int, *, start: int = 0, device: torch.device | str = "cpu"
 ) -> Float[Tensor, "count nodes nodes"]:
     """Samples `start` to `start + count` of the Gaussian field g on the nodes i/(nodes−1)."""
-    for name, value, least in (("count", count, 1), ("seed", seed, 0), ("start", start, 0)):
-        check_argument(name, value, int)
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    check_argument("nodes", nodes, int)
-    if nodes < 2:
-        raise ValueError(f"nodes must be at least 2 (both ends of an axis), got {nodes}")
+    # An axis has two ends.
+    given = (("count", count, 1), ("nodes", nodes, 2), ("seed", seed, 0), ("start", start, 0))
+    for name, value, least in given:
+        check_argument(name, value, int, least)
     draws = np.empty((count, MODES, MODES))
     for row in range(count):
         # One stream a sample: it depends on (seed, index) alone, not on how samples are batched.

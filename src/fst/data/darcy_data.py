@@ -59,6 +59,11 @@ class DarcyData(MadeData):
 
     value_names = (("a", ""),)
     target_names = (("u", ""),)
+    limits = (
+        "The pressure of piecewise constant coefficients with two values and a constant source on "
+        "the unit square, zero on its boundary; the coefficient observed on the whole grid. Other "
+        "coefficients, sources and boundary values were not tested."
+    )
 
     resolution: int = 128
     """Points of each axis of the stored grid."""

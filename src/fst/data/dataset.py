@@ -41,9 +41,7 @@ class PointDataset(Dataset[PointSample]):
 
         A file that names no splits is split as `fst train` splits it.
         """
-        check_argument("queries", queries, int | None)
-        if queries is not None and queries < 1:
-            raise ValueError(f"queries must be at least 1, got {queries}")
+        check_argument("queries", queries, int | None, least=1)
         self.queries = queries
         self.samples: Any
         if isinstance(samples, str | Path):

@@ -23,9 +23,9 @@ import h5py
 import numpy as np
 from jaxtyping import Int
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fst.io import FileError, parse_json, sync
+from fst.terminal import progress_bar
 
 Provenance = dict[str, object]
 Produce = Callable[[int, int], dict[str, np.ndarray]]
@@ -160,11 +160,7 @@ def write_rows(
         if not done:
             _check_space(plan)
             _create_part(plan)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    shown = Progress(
-        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    )
-    with writing_hdf5(plan.part, plan.path, "r+") as file, shown as progress:
+    with writing_hdf5(plan.part, plan.path, "r+") as file, progress_bar(console) as progress:
         task = progress.add_task(plan.path.name, total=plan.rows, completed=done)
         for start in range(done, plan.rows, batch_size):
             stop = min(start + batch_size, plan.rows)

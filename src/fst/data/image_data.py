@@ -99,8 +99,6 @@ class ImageData(DataSource, ImageAugmentation):
 
     def count_held_out(self, folder: Path) -> int:
         """How many training images are set aside."""
-        if self.held_out is not None:
-            return self.held_out
         return self._count_held_out(find_split(folder, TRAIN))
 
     def count_training(self, folder: Path) -> int:

@@ -19,12 +19,11 @@ import torch
 from jaxtyping import Int, UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from fst.data.files import DataError
 from fst.data.images import ImageFiles, LabelledImages, Skipped, listed
-from fst.terminal import printable
+from fst.terminal import printable, progress_bar
 
 Seen = TypeVar("Seen")
 # Images decoded between two copies to the device: bounds what is held twice.
@@ -224,13 +223,7 @@ def decode_all(
     skipped = list(images.files.problems)
     kept: list[np.ndarray] = []
     filled = 0
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+    with progress_bar(console, transient=True) as progress:
         title = printable(f"decoding {images.files.source.name}")
         task = progress.add_task(title, total=len(images))
         for which, block, missing in decoded(images.files, images.rows, view, threads):

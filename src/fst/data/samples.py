@@ -72,9 +72,9 @@ class Statistics:
     """Means and standard deviations, float64 on the CPU: scalars, or one for each channel."""
 
     value_mean: Tensor
-    value_deviation: Tensor
+    value_std: Tensor
     output_mean: Tensor
-    output_deviation: Tensor
+    output_std: Tensor
 
 
 class Asked(NamedTuple):
@@ -121,12 +121,10 @@ class Rows(ABC):
 
         The generator lives on the samples' device. The result is for `batch` alone to interpret.
         """
-        del solutions, count, generator
         return None
 
     def augmentations(self, solutions: int, generator: torch.Generator) -> Tensor | None:
         """A random change for each of `solutions` rows; None where data are used as stored."""
-        del solutions, generator
         return None
 
     def batch(
@@ -269,10 +267,11 @@ class Samples(Rows):
         """For standardisation. Ask the training split only."""
 
     def describe(self) -> dict[str, Any]:
-        found = dict(vars(self.statistics()))
         mean, std = moments(self.conditions())
-        found |= {"condition_mean": mean, "condition_deviation": std}
-        numbers = {name: numbers.reshape(-1).tolist() for name, numbers in found.items()}
+        found = vars(self.statistics()) | {"condition_mean": mean, "condition_std": std}
+        # What a standard deviation is called in runs: the first of them had this name.
+        stored = {name.replace("_std", "_deviation"): each for name, each in found.items()}
+        numbers = {name: numbers.reshape(-1).tolist() for name, numbers in stored.items()}
         return {"training_samples": len(self), **numbers}
 
 
@@ -458,7 +457,6 @@ class GridSamples(Samples):
         self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
     ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
         """Observed values and targets."""
-        del augmentation
         flat = self.targets.flatten(1)
         return self.observed_values[rows], flat[rows if chosen is None else (rows[:, None], chosen)]
 

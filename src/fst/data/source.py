@@ -25,6 +25,7 @@ from fst.data.files import DataError, Plan, Produce, settle_existing, write_rows
 from fst.data.samples import Rows
 from fst.io import publish
 from fst.terminal import Terminal
+from fst.types import check_argument
 
 # A recipe: any dataclass with a `model`, `data` and `evaluation`.
 Recipe = TypeVar("Recipe")
@@ -174,6 +175,9 @@ class DataSource(ABC):
     shapes_options: ClassVar[bool] = False
     """Whether the data decide defaults of a recipe's options, so that they are looked at first."""
 
+    limits: ClassVar[str] = "Nothing beyond data of the kind above was tested."
+    """What a model of these data was and was not tested on, for the card of shipped weights."""
+
     value_names: ClassVar[tuple[tuple[str, str], ...]] = ()
     target_names: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Names and units of what is observed and of what is asked for, where they are always the
@@ -186,7 +190,6 @@ class DataSource(ABC):
 
     def frequent_class(self, folder: Path) -> str | None:
         """For classes: the one that most training samples have; None elsewhere."""
-        del folder
         return None
 
     @property
@@ -196,7 +199,6 @@ class DataSource(ABC):
 
     def files(self, folder: Path) -> list[Path]:
         """The files that are made where they are missing."""
-        del folder
         return []
 
     @abstractmethod
@@ -232,7 +234,6 @@ class DataSource(ABC):
 
     def fit(self, recipe: Recipe, folder: Path) -> Recipe:
         """The recipe with what the data decide: channels, domain, classes."""
-        del folder
         return recipe
 
     def check_fits(self, recipe: Any, run: Path, folder: Path) -> None:
@@ -280,10 +281,8 @@ class MadeData(DataSource):
                 "training must be positive, validation and test not negative, "
                 f"got {self.training}, {self.validation} and {self.test}"
             )
-        if self.seed < 0 or self.split_seed < 0:
-            raise ValueError(
-                f"seed and split_seed must be at least 0, got {self.seed} and {self.split_seed}"
-            )
+        for name in ("seed", "split_seed"):
+            check_argument(name, getattr(self, name), int, least=0)
 
     @abstractmethod
     def parts(self, folder: Path) -> dict[Path, tuple[Any, ...]]:
@@ -336,7 +335,8 @@ class MadeData(DataSource):
             existing = None if force else self.layout(path).provenance
             if settle_existing(path, plan.provenance, existing, force=force):
                 return False
-        write_rows(plan, produce, batch_size=batch_size or at_once, console=console, force=force)
+        at_once = at_once if batch_size is None else batch_size
+        write_rows(plan, produce, batch_size=at_once, console=console, force=force)
         self.finish(plan)
         return True
 

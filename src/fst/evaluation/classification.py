@@ -23,17 +23,12 @@ from fst.data.image_samples import LabelledRows
 from fst.data.samples import Rows
 from fst.data.source import DataSource, TestSplit
 from fst.evaluation.fields import ImageFields
-from fst.evaluation.protocol import (
-    TestProtocol,
-    check_test,
-    make_row,
-    measuring,
-    show_progress,
-)
+from fst.evaluation.protocol import TestProtocol, check_test, make_row, measuring
 from fst.evaluation.rows import ACCURACIES, EvaluationError, Origin, Row, Scores, group_errors, mean
 from fst.evaluation.trivial import TrainingFacts
 from fst.evaluation_points import PointDraws
 from fst.metrics import top_errors
+from fst.terminal import progress_bar
 from fst.types import check_fields
 from fst.vision import ImageClassifier
 
@@ -54,9 +49,7 @@ class ClassificationSettings(TestProtocol):
     shown = ("pictures", "paper_errors")
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_fields(self, batch_size=1)
         if len(self.paper_errors) not in (0, len(ACCURACIES)):
             raise ValueError(
                 f"paper_errors must give the top-1 and the top-5 error, got {self.paper_errors}"
@@ -128,7 +121,7 @@ def measure(
     """The top-1 and top-5 error of each image, or of what stood in for it."""
     device, draws = next(model.parameters()).device, point_draws(model, settings)
     parts = []
-    with measuring(model), show_progress(console) as progress:
+    with measuring(model), progress_bar(console) as progress:
         total = -(-len(samples) // settings.batch_size)
         description = f"testing {label}".strip()
         batches = samples.in_order(torch.arange(len(samples)).split(settings.batch_size))

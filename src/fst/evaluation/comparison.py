@@ -19,14 +19,15 @@ from fst.evaluation.rows import (
     RELATIVE_L2,
     RESULTS,
     ROWS,
-    Metric,
     Row,
+    Scored,
+    grouped,
     read_rows,
     read_starts,
     read_timed_curve,
     steady_rate,
 )
-from fst.evaluation.tables import Table, unique
+from fst.evaluation.tables import Table, shown, unique
 from fst.io import flat, read_object, write_json, write_text
 from fst.pretrained import to_json
 from fst.terminal import markdown
@@ -36,7 +37,7 @@ SPREAD, PAPER = "  ±", "  paper"
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(Scored):
     """A test error; the per-sample errors stay with the run."""
 
     metric: str
@@ -44,14 +45,6 @@ class Score:
     samples: int
     error: float
     paper_error: float | None
-
-    @property
-    def measure(self) -> Metric:
-        return METRICS[self.metric]
-
-    @property
-    def column(self) -> str:
-        return self.measure.column(self.grid)
 
 
 @dataclass(frozen=True)
@@ -197,7 +190,7 @@ class Comparison:
         images = any(each.images_per_second is not None for each in self.results)
         costs = {name: cost for name, cost in COSTS.items() if images or name != IMAGES}
         lines: list[tuple[str, ...]] = []
-        for those in _by_model(self.results).values():
+        for those in grouped(self.results, lambda each: each.model).values():
             lines += _lines(those, costs, columns)
         return Table(self.title, ("Model", "Para-\nmeters", *costs, *columns), tuple(lines))
 
@@ -290,14 +283,6 @@ class Comparison:
         return f"Made with: {device}; {versions}." if versions else "Nothing is trained yet."
 
 
-def _by_model(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The seeds of a model together, in the order in which the models came."""
-    found: dict[str, list[Result]] = {}
-    for each in results:
-        found.setdefault(each.model, []).append(each)
-    return found
-
-
 def scores_of(rows: Sequence[Row]) -> tuple[Score, ...]:
     """A run's errors on its test grids, or its accuracies."""
     return tuple(
@@ -311,44 +296,29 @@ def _lines(
     those: list[Result], costs: dict[str, Cost], columns: list[str]
 ) -> list[tuple[str, ...]]:
     done = [each for each in those if each.status == "done"]
-    first = those[0]
+    first, blank = those[0], [""] * len(costs)
+    by_column = grouped((score for each in done for score in each.scores), lambda s: s.column)
 
     def mean(cost: Cost) -> str:
         values = [value for each in done if (value := cost.read(each)) is not None]
         return cost.form(statistics.fmean(values)) if values else NOTHING
 
-    scores = {
-        column: [score for each in done for score in each.scores if score.column == column]
-        for column in columns
-    }
-    counted = first.parameters
-    line = (
-        first.title,
-        NOTHING if counted is None else f"{counted:,}",
-        *map(mean, costs.values()),
-        *(
-            found[0].measure.text(statistics.fmean(score.error for score in found))
-            if found
-            else NOTHING
-            for found in scores.values()
-        ),
-    )
+    def cells(form: Callable[[list[Score]], str], nothing: str = "") -> list[str]:
+        return [form(by_column[name]) if name in by_column else nothing for name in columns]
+
+    def errors(found: list[Score]) -> list[float]:
+        return [score.error for score in found]
+
+    means = cells(lambda found: found[0].measure.text(statistics.fmean(errors(found))), NOTHING)
+    line = (first.title, shown(first.parameters), *map(mean, costs.values()), *means)
     lines = [line]
     if len(done) > 1:
-        cells = (
-            found[0].measure.spread(statistics.stdev(score.error for score in found))
-            if found
-            else ""
-            for found in scores.values()
-        )
-        lines.append((SPREAD, "", *[""] * len(costs), *cells))
-    if any(score.paper_error is not None for found in scores.values() for score in found):
+        spread = cells(lambda found: found[0].measure.spread(statistics.stdev(errors(found))))
+        lines.append((SPREAD, "", *blank, *spread))
+    if any(score.paper_error is not None for each in done for score in each.scores):
         paper = "" if first.paper_parameters is None else f"{first.paper_parameters:,}"
-        cells = (
-            found[0].measure.text(found[0].paper_error) if found else ""
-            for found in scores.values()
-        )
-        lines.append((PAPER, paper, *[""] * len(costs), *cells))
+        quoted = cells(lambda found: found[0].measure.text(found[0].paper_error))
+        lines.append((PAPER, paper, *blank, *quoted))
     for status in ("failed", "waiting"):
         count = sum(each.status == status for each in those)
         if count:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped, UInt8, jaxtyped
 
-from fst.data.files import DataError, reading, writing
-from fst.io import write_atomically
+from fst.data.files import DataError, reading
+from fst.io import write_file
 
 Array = np.ndarray
 # Pictures need no more points than this on either of two axes, or for one sample off any grid.
@@ -163,9 +163,7 @@ def save_fields(path: Path, saved: SavedFields) -> None:
     """Replace the file by the arrays of these fields, whole or not at all."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **vars(saved))
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, buffer.getvalue())
+    write_file(path, buffer.getvalue())
 
 
 def read_fields(path: Path) -> SavedFields:

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from fst.base import Model, parameter_count
@@ -53,7 +52,7 @@ from fst.evaluation.rows import (
     shortened,
 )
 from fst.evaluation.rows import mean as mean_of
-from fst.evaluation.trivial import TrainingFacts, channel_errors, compared, predictors
+from fst.evaluation.trivial import TrainingFacts, compared, predictors
 from fst.evaluation_points import PointDraws
 from fst.field import Field
 from fst.kernels import fuse, fused, unfuse
@@ -61,7 +60,7 @@ from fst.metrics import relative_l2
 from fst.operators import Operator, Output
 from fst.precision import full_precision
 from fst.pretrained import to_json
-from fst.terminal import printable
+from fst.terminal import printable, progress_bar
 from fst.types import Domain, Observations, check_fields
 from fst.version import __version__
 
@@ -111,12 +110,10 @@ class TestProtocol(ABC):
         self, error: float, training: Any, validation: Any, source: DataSource
     ) -> str:
         """A validation error in words, beside the trivial predictors on the same samples."""
-        del training, validation, source
         return f"Validation error: {error:.5f}."
 
     def images_per_step(self, batch_size: int) -> int | None:
         """How many images a training step takes; None where it takes none."""
-        del batch_size
         return None
 
     def fingerprint(self, weights: bytes, data: DataSource) -> str:
@@ -129,7 +126,6 @@ class TestProtocol(ABC):
 
     def about_data(self, data: DataSource) -> dict[str, Any]:
         """Settings of the data that decide a score as much as the weights do."""
-        del data
         return {}
 
 
@@ -169,16 +165,12 @@ class EvaluationSettings(TestProtocol):
     shown = ("view", "paper_errors", "paper_groups")
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_fields(self, batch_size=1, neighbors=1)
         if self.paper_errors and len(self.paper_errors) != max(1, len(self.grids)):
             raise ValueError(
                 f"paper_errors must give one error for each of the {len(self.grids)} grids, "
                 f"got {len(self.paper_errors)}"
             )
-        if any(count < 1 for count in self.neighbors):
-            raise ValueError(f"neighbors must be at least 1, got {self.neighbors}")
         for name in ("grids", "neighbors"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name} must not repeat, got {getattr(self, name)}")
@@ -257,7 +249,16 @@ class Measurement:
     def channels(
         self, names: Sequence[tuple[str, str]], std: Sequence[float]
     ) -> tuple[ChannelError, ...]:
-        return channel_errors(names, torch.cat(self.relative), self.squares / self.points, std)
+        """Each channel by itself; samples in which a channel is zero have no relative error."""
+        found = []
+        for index, (name, unit) in enumerate(names):
+            column = torch.cat(self.relative)[:, index]
+            finite = column[column.isfinite()]
+            error = finite.mean().item() if len(finite) else None
+            known = std[index] if len(std) == len(names) else None
+            rmse = math.sqrt(self.squares[index] / self.points)
+            found.append(ChannelError(name, unit, error, rmse, known))
+        return tuple(found)
 
 
 class OverDomain:
@@ -387,7 +388,7 @@ def measure(
     """Errors of any predictor, each batch represented once for all grids and neighbour counts."""
     views = views_of(samples, settings)
     found: dict[tuple[bool, int, int], Measurement] = {}
-    with show_progress(console) as progress:
+    with progress_bar(console) as progress:
         batches = list(row_batches(samples, settings))
         for rows in progress.track(batches, description=printable(f"testing {label}".strip())):
             output = represent(samples.batch(rows).observations)
@@ -655,15 +656,3 @@ def _check_finite(error: Tensor, rows: Tensor, grid: tuple[int, ...] | None) -> 
             f"the relative error of test sample {row}{where} is not finite: the prediction is "
             "NaN or infinite, or the solution is zero everywhere"
         )
-
-
-@contextmanager
-def show_progress(console: Console | None) -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        disable=console is None or not console.is_terminal,
-    ) as progress:
-        yield progress

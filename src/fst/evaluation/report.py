@@ -9,7 +9,7 @@ pictures in a third file, so that a new page replaces the old one whole.
 import base64
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from matplotlib.text import Text
 from fst.data.files import DataError, writing
 from fst.evaluation import figures
 from fst.evaluation.figures import Picture, file_name
-from fst.evaluation.rows import METRICS, RELATIVE_L2, Row, Run, read_run
+from fst.evaluation.rows import METRICS, RELATIVE_L2, Row, Run, grouped, read_run
 from fst.evaluation.tables import (
     Table,
     by_model,
@@ -125,16 +125,14 @@ def distinct(runs: Sequence[Run]) -> list[Run]:
 def build_page(runs: Sequence[Run], title: str) -> Page:
     """The page of these runs: how good they are, problem by problem, then what each run cost."""
     sections: list[Section] = []
-    problems: dict[str, list[Run]] = {}
-    for run in runs:
-        problems.setdefault(problem_name(run.rows[0]), []).append(run)
-    for name, those in problems.items():
+    for name, those in grouped(runs, lambda run: problem_name(run.rows[0])).items():
         sections += problem_sections(name, those)
     rows = [row for run in runs for row in run.rows]
     sections.append(training_section(runs, rows))
     sections.append(Section("Notes", notes(runs)))
     first = [f"{run.name}: {said}" for run in runs if (said := verdict(run.rows)) is not None]
-    return Page(title, (*first, *map(describe, unique_runs(rows))), tuple(sections))
+    trained = [those[0] for those in by_model(rows).values() if not those[0].trivial]
+    return Page(title, (*first, *map(describe, trained)), tuple(sections))
 
 
 def problem_name(row: Row) -> str:
@@ -214,17 +212,14 @@ def describe(row: Row) -> str:
     return ", ".join(parts) + "."
 
 
-def unique_runs(rows: Iterable[Row]) -> list[Row]:
-    """One row for each trained model: predictors without parameters need no description."""
-    return [those[0] for those in by_model(rows).values() if those[0].parameters]
-
-
 def notes(runs: Sequence[Run]) -> tuple[str, ...]:
     """The paragraphs that are true of these runs."""
     rows = [row for run in runs for row in run.rows]
     operators = [row for row in rows if row.metric == RELATIVE_L2]
     classifiers = [row for row in rows if row.metric != RELATIVE_L2]
-    quoted = any(map(quotes_paper, operators))
+    groups = [group for row in operators for group in row.groups]
+    quoted = any(each.paper_error is not None for each in operators)
+    quoted = quoted or any(each.paper_error is not None for each in groups)
     # A user's own points lie on no grid; the solvers' data always do.
     generated = any(row.grid is not None for row in operators)
     pictured = [run.rows[0].metric != RELATIVE_L2 for run in runs if run.fields is not None]
@@ -242,10 +237,6 @@ def notes(runs: Sequence[Run]) -> tuple[str, ...]:
         (True in pictured, IMAGES),
     )
     return tuple(text for holds, text in paragraphs if holds)
-
-
-def quotes_paper(row: Row) -> bool:
-    return row.paper_error is not None or any(group.paper_error is not None for group in row.groups)
 
 
 def write_page(page: Page, folder: Path) -> Path:
@@ -272,7 +263,8 @@ def write_page(page: Page, folder: Path) -> Path:
         for name, data in images.items():
             write_atomically(folder / FIGURES / f"{name}.png", data)
         write_atomically(folder / MARKDOWN, markdown_page(page).encode())
-        write_atomically(folder / HTML, html_page(page, images).encode())
+        encoded = {name: base64.b64encode(data).decode() for name, data in images.items()}
+        write_atomically(folder / HTML, _PAGE.render(page=page, images=encoded).encode())
     return folder / HTML
 
 
@@ -321,11 +313,6 @@ def markdown_page(page: Page) -> str:
             caption = markdown(picture.caption)
             parts.append(f"![{caption}]({FIGURES}/{picture.name}.png)\n\n*{caption}*\n")
     return "\n".join(parts)
-
-
-def html_page(page: Page, images: dict[str, bytes]) -> str:
-    encoded = {name: base64.b64encode(data).decode() for name, data in images.items()}
-    return _PAGE.render(page=page, images=encoded)
 
 
 _ENVIRONMENT = Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)

@@ -7,17 +7,16 @@ Everything a table shows is in the rows; the mean and the group means are checke
 per-sample errors when rows are read. No model is loaded here.
 """
 
-import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fst.data.files import DataError, reading, writing
 from fst.evaluation.fields import SavedFields, read_fields, save_fields
-from fst.io import parse_json, read_object, write_atomically
+from fst.io import parse_json, read_object, write_list
 from fst.pretrained import PretrainedError, from_json, to_json
 from fst.terminal import one_line
 
@@ -26,6 +25,8 @@ DIGITS = 9
 
 NOTHING = "–"
 Grid = tuple[int, ...] | None
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 RESULTS, ROWS, FIELDS = "results", "rows.json", "fields.npz"
 # Log lines that a median is worth taking of.
 FEWEST_LINES = 5
@@ -100,6 +101,21 @@ ACCURACIES = {"top1_error": Accuracy("Top-1"), "top5_error": Accuracy("Top-5")}
 METRICS: dict[str, Metric] = {RELATIVE_L2: Metric(), **ACCURACIES}
 
 
+class Scored:
+    """An error by one metric, on one grid where there is any."""
+
+    metric: str
+    grid: Grid
+
+    @property
+    def measure(self) -> Metric:
+        return METRICS[self.metric]
+
+    @property
+    def column(self) -> str:
+        return self.measure.column(self.grid)
+
+
 @dataclass(frozen=True)
 class TrainingCost:
     """What the weights cost to train."""
@@ -165,7 +181,7 @@ class GroupError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(Origin):
+class Row(Scored, Origin):
     """One error: `error` is the mean of `errors`, which follow the order of the test split.
 
     `grid` is None where the test points form no grid. `neighbors` is None where every anchor
@@ -188,14 +204,6 @@ class Row(Origin):
     device: str
     metric: str = RELATIVE_L2
     channels: tuple[ChannelError, ...] = ()
-
-    @property
-    def measure(self) -> Metric:
-        return METRICS[self.metric]
-
-    @property
-    def column(self) -> str:
-        return self.measure.column(self.grid)
 
     @property
     def trivial(self) -> bool:
@@ -246,13 +254,20 @@ def group_errors(
     if groups is None:
         return ()
     named = {_same(name): error for name, error in paper.items()}
-    members: dict[str, list[float]] = {}
-    for error, name in zip(errors, groups, strict=True):
-        members.setdefault(name, []).append(error)
+    members = grouped(zip(groups, errors, strict=True), lambda pair: pair[0])
+    found = {name: [error for _, error in those] for name, those in members.items()}
     return tuple(
         GroupError(name, len(those), mean(those), named.get(_same(name)))
-        for name, those in members.items()
+        for name, those in found.items()
     )
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items with the same key together, in the order in which the keys appear."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def _same(name: str) -> str:
@@ -267,10 +282,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Replace the file by these rows, whole or not at all."""
     for row in rows:
         check(row)
-    lines = ",\n".join(json.dumps(to_json(row), allow_nan=False) for row in rows)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, f"[\n{lines}\n]\n".encode())
+    write_list(path, map(to_json, rows))
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -369,16 +381,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def read_curves(path: Path) -> Curves:
     """Loss and validation error by step."""
-    loss, validation = [], []
-    for entry in read_metrics(path):
+    entries = read_metrics(path)
+    return Curves(_by_step(entries, "training", "loss"), _by_step(entries, "validation", "error"))
+
+
+def _by_step(
+    entries: Sequence[dict[str, Any]], kind: str, name: str
+) -> tuple[tuple[int, float], ...]:
+    """A number of the log lines of one kind; lines without it are skipped."""
+    found = []
+    for entry in entries:
         try:
-            if entry["kind"] == "training":
-                loss.append((int(entry["step"]), float(entry["loss"])))
-            elif entry["kind"] == "validation":
-                validation.append((int(entry["step"]), float(entry["error"])))
+            if entry["kind"] == kind:
+                found.append((int(entry["step"]), float(entry[name])))
         except (ValueError, KeyError, TypeError, OverflowError):
             continue
-    return Curves(tuple(loss), tuple(validation))
+    return tuple(found)
 
 
 def read_timed_curve(run: Path) -> tuple[tuple[float, float], ...]:
@@ -398,14 +416,8 @@ def steady_rate(run: Path) -> float | None:
 
     So compiling, once for each start, does not count. None where there are too few lines to tell.
     """
-    rates = []
-    for entry in read_metrics(run / "metrics.jsonl"):
-        try:
-            if entry["kind"] == "training":
-                rates.append(float(entry["steps_per_second"]))
-        except (ValueError, KeyError, TypeError):
-            continue
-    return statistics.median(rates) if len(rates) >= FEWEST_LINES else None
+    found = _by_step(read_metrics(run / "metrics.jsonl"), "training", "steps_per_second")
+    return statistics.median(rate for _, rate in found) if len(found) >= FEWEST_LINES else None
 
 
 def read_starts(run: Path) -> list[dict[str, Any]]:

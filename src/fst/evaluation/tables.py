@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import Self
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -12,12 +12,11 @@ from rich.console import JustifyMethod
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from fst.evaluation.rows import NOTHING, Row
-from fst.terminal import markdown, printable
+from fst.evaluation.rows import NOTHING, Item, Row, grouped
+from fst.terminal import duration, markdown, printable
 
 # Tables by group are read, so they end where nobody would read on.
 MOST_GROUPS = 50
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def error_table(rows: Sequence[Row]) -> Table:
         ours: [row.measure.text(row.error) for row in rows],
         paper: [row.measure.text(row.paper_error) for row in rows],
         change: [row.measure.difference(row.error, row.paper_error) for row in rows],
-        "RMSE / std": [_share(row.std_error) for row in rows],
+        "RMSE / std": [shown(row.std_error, ".3f") for row in rows],
     }
     recipes = ", ".join(unique(row.recipe for row in rows))
     return without_empty(f"{recipes}: {measure.title} on the test set", columns, words=2)
@@ -144,7 +143,7 @@ def grid_table(rows: Iterable[Row]) -> Table:
     }
     for name in unique(row.column for row in rows):
         columns[name] = [_with_paper(found.get(name)) for found in models]
-    columns["RMSE / std"] = [_share([*found.values()][-1].std_error) for found in models]
+    columns["RMSE / std"] = [shown([*found.values()][-1].std_error, ".3f") for found in models]
     quoted = any(row.paper_error is not None for row in rows)
     title = measure.title[0].upper() + measure.title[1:] + " on the test set"
     title += ": ours, and the paper's in brackets" if quoted else ""
@@ -161,8 +160,10 @@ def channel_table(rows: Iterable[Row]) -> Table | None:
         "Target": [each.name + f" ({each.unit})" * bool(each.unit) for _, each in scored],
         "Relative L2": [row.measure.text(each.error) for row, each in scored],
         "RMSE": [f"{each.rmse:.4g}" for _, each in scored],
-        "Standard deviation": [_short(each.std) for _, each in scored],
-        "RMSE / std": [_share(each.rmse / each.std if each.std else None) for _, each in scored],
+        "Standard deviation": [shown(each.std, ".4g") for _, each in scored],
+        "RMSE / std": [
+            shown(each.rmse / each.std if each.std else None, ".3f") for _, each in scored
+        ],
     }
     title = "Each target by itself: errors in its unit and relative to its standard deviation"
     return without_empty(title, columns, words=2)
@@ -206,10 +207,10 @@ def cost_table(rows: Iterable[Row]) -> Table:
         "Hardware": [cost.device for _, cost in costs],
         "Parameters": [parameters(row.parameters) for row, _ in costs],
         "Steps": [f"{cost.steps:,}" for _, cost in costs],
-        "Selected step": [whole(cost.selected_step) for _, cost in costs],
+        "Selected step": [shown(cost.selected_step) for _, cost in costs],
         "Time": [duration(cost.seconds) for _, cost in costs],
         "Steps/s": [f"{cost.steps_per_second:.1f}" for _, cost in costs],
-        "Images/s": [whole(cost.images_per_second) for _, cost in costs],
+        "Images/s": [shown(cost.images_per_second) for _, cost in costs],
         "Peak memory": [
             NOTHING if cost.peak_memory_gib is None else f"{cost.peak_memory_gib:.1f} GiB"
             for _, cost in costs
@@ -220,10 +221,7 @@ def cost_table(rows: Iterable[Row]) -> Table:
 
 def by_model(rows: Iterable[Row]) -> dict[tuple[str, ...], list[Row]]:
     """Rows of the same scored model together, in the order in which they came."""
-    found: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault(_identity(row), []).append(row)
-    return found
+    return grouped(rows, _identity)
 
 
 def _identity(row: Row) -> tuple[str, ...]:
@@ -244,22 +242,9 @@ def parameters(count: int) -> str:
     return f"{count:,}" if count else NOTHING
 
 
-def whole(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:,.0f}"
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
-
-
-def _short(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.4g}"
-
-
-def _share(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3f}"
+def shown(value: float | None, form: str = ",.0f") -> str:
+    """A number in a format of Python's; a dash where there is none."""
+    return NOTHING if value is None else format(value, form)
 
 
 def _with_paper(row: Row | None) -> str:

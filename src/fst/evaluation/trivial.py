@@ -6,7 +6,6 @@ initial condition held, û(t, x) = u(0, x); its mean, which Burgers conserves an
 diffusion, u_t = (ν/π) u_xx from the initial condition.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from fst.data.samples import Samples
 from fst.data.source import TestSplit
-from fst.evaluation.rows import ChannelError, Metric
+from fst.evaluation.rows import Metric
 from fst.operators import Output
 from fst.types import Domain, Observations
 
@@ -234,20 +233,3 @@ def large_means(
         f"the mean of {', '.join(large)} dwarfs the standard deviation, so that even a constant "
         "has a small relative error: look at RMSE / std, or subtract the mean from the targets"
     )
-
-
-def channel_errors(
-    names: Sequence[tuple[str, str]],
-    relative: Float[Tensor, "n c"],
-    mean_squares: Float[Tensor, " c"],
-    std: Sequence[float],
-) -> tuple[ChannelError, ...]:
-    """Each channel by itself; samples in which a channel is zero have no relative error."""
-    found = []
-    for index, (name, unit) in enumerate(names):
-        column = relative[:, index]
-        finite = column[column.isfinite()]
-        error = finite.mean().item() if len(finite) else None
-        known = std[index] if len(std) == len(names) else None
-        found.append(ChannelError(name, unit, error, math.sqrt(mean_squares[index]), known))
-    return tuple(found)

@@ -99,7 +99,7 @@ VARIANTS = (
     Variant(burgers.all_perceiver_io, "muon", 3e-4),
     Variant(
         darcy.fst, "muon", 1e-3,
-        "Eight minutes of updates on one H200.",
+        "Seven minutes of updates on one H200.",
         matrix_rate=1.5,
         weight_decay=0.02,
         batch_size=16,

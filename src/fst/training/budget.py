@@ -76,7 +76,6 @@ class StepBudget(Budget):
             raise ValueError(f"budget must be at least {FEWEST_STEPS} steps, got {self.count}")
 
     def steps(self, rate: float) -> int:
-        del rate
         return self.count
 
     def words(self) -> str:

@@ -19,6 +19,7 @@ from rich.progress import Progress as LiveProgress
 from rich.text import Text
 
 from fst.io import file_errors, parse_json, write_atomically
+from fst.terminal import duration
 from fst.training.errors import TrainingError
 from fst.training.run_folder import RunFolder
 from fst.training.settings import TrainingSettings
@@ -282,10 +283,3 @@ class Progress:
             seconds = (self.last_step - reading.step) / reading.steps_per_second
             parts.append(f"at most {duration(seconds)} left")
         return ", ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -226,7 +226,6 @@ class Interruption:
             signal.signal(number, handler)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        del frame
         if not self.requested:
             self.requested, self._since = True, time.monotonic()
         elif time.monotonic() - self._since > TWICE_AT_ONCE:

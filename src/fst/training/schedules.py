@@ -86,7 +86,6 @@ class Stages(Schedule):
         return self.stages[0].end if self.stages and self.stages[0].first == 0 else 0
 
     def factor(self, step: int, history: History) -> float:
-        del history
         begin = 0
         for stage in self.stages:
             if step <= stage.end:
@@ -189,14 +188,12 @@ class WarmupCosine(Schedule):
             )
 
     def factor(self, step: int, history: History) -> float:
-        del history
         if step < self.warmup:
             return step / self.warmup
         progress = (step - self.warmup) / (self.maximum - self.warmup)
         return (1 + math.cos(math.pi * progress)) / 2
 
     def finished(self, step: int, history: History) -> str | None:
-        del history
         return _exhausted(step, self.maximum)
 
 

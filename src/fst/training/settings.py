@@ -201,7 +201,6 @@ class CrossEntropy(Objective):
     def losses(
         self, model: Classifier, prediction: Float[Tensor, "b k"], batch: ImageBatch
     ) -> Float[Tensor, " b"]:
-        del model
         return cross_entropy(
             prediction.float(),
             batch.labels,
@@ -304,12 +303,11 @@ class TrainingSettings:
     """Send the metrics to Weights & Biases as well."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         counts = ("batch_size", "accumulate", "validate_every", "validation_batch", "log_every")
         rates = ("learning_rate", "predictor_learning_rate", "matrix_rate", "epsilon", "clip")
         seeds = ("seed", "validation_anchor_seed", "validation_sobol_seed")
-        self._require((*counts, "checkpoint_every", "keep"), lambda n: n >= 1, "at least 1")
-        self._require(seeds, lambda n: n >= 0, "at least 0")
+        least = dict.fromkeys((*counts, "checkpoint_every", "keep"), 1) | dict.fromkeys(seeds, 0)
+        check_fields(self, **least)
         most = f"and at most {LARGEST_NUMBER}"
         self._require((*rates, "queries"), lambda n: 0 < n <= LARGEST_NUMBER, f"above 0 {most}")
         self._require(("weight_decay",), lambda n: 0 <= n <= LARGEST_NUMBER, f"at least 0 {most}")
