@@ -80,10 +80,9 @@ def made(script: Path) -> Path:
     """The folder with a tutorial's page; it is run anew when it, the package or shipped weights
     have changed."""
     folder = CACHE / script.stem
-    here = Path(__file__).parent
     package = sorted((ROOT / "src" / "fst").rglob("*.py"))
     weights = sorted((ROOT / "src" / "fst" / "weights").glob("*/model.safetensors"))
-    sources = [script, here / "tutorial.py", here / "stand_in.py", *package, *weights]
+    sources = [script, Path(tutorial.__file__), *package, *weights]
     digest = hashlib.sha256(str(REDUCED).encode())
     for path in sources:
         digest.update(path.read_bytes())

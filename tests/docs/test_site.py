@@ -29,7 +29,6 @@ PAGES = sorted(DOCS.rglob("*.md"))
 sys.path.insert(0, str(DOCS / "generate"))
 
 import method_figures  # noqa: E402
-import stand_in  # noqa: E402
 import tutorial  # noqa: E402
 
 
@@ -154,12 +153,8 @@ def small_graetz(path: Path) -> Path:
 def test_tutorials_run_at_reduced_size(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fst
-
-    monkeypatch.setattr(fst, "from_pretrained", fst.from_pretrained)  # put back afterwards
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FST_GRAETZ", str(small_graetz(tmp_path / "graetz.npz")))
-    stand_in.install(reduced=True)
     page = tutorial.execute(script, tmp_path, reduced=True)
     assert page.startswith("# ")
     assert "in tests" not in page
@@ -169,16 +164,12 @@ def test_tutorials_run_at_reduced_size(
         assert (tmp_path / picture).stat().st_size > 3_000
 
 
-def test_the_darcy_tutorial_takes_weights_that_ship_and_samples_like_the_data(
+def test_the_darcy_tutorial_observes_samples_like_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fst
-    from explore_examples import small_model
     from fst.data import DarcyData
 
-    small_model().save_pretrained(tmp_path / "weights" / "darcy")
-    monkeypatch.setattr("fst.pretrained.SHIPPED", tmp_path / "weights")
-    monkeypatch.setattr(stand_in, "used", [])
     load, seen = fst.from_pretrained, []
 
     def noting(source: str) -> fst.Model:
@@ -188,8 +179,7 @@ def test_the_darcy_tutorial_takes_weights_that_ship_and_samples_like_the_data(
 
     monkeypatch.setattr(fst, "from_pretrained", noting)
     monkeypatch.chdir(tmp_path)  # where no folder is called darcy
-    tutorial.main(ROOT / "tutorials" / "darcy.py", tmp_path, reduced=True)
-    assert "do not ship" not in (tmp_path / "page.md").read_text()
+    tutorial.execute(ROOT / "tutorials" / "darcy.py", tmp_path, reduced=True)
 
     counts = {"training": 1, "validation": 1, "test": 1, "training_file": 2}
     data = DarcyData(resolution=32, fine=64, seed=3, validation_grid=(5, 5), **counts)
