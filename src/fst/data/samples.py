@@ -281,7 +281,7 @@ def random_subsets(
     """`count` of `total` indices for each solution, without replacement, in random order."""
     # The order of independent uniform numbers is a uniform permutation; its start a uniform subset.
     keys = torch.rand(solutions, total, generator=generator, device=generator.device)
-    return keys.argsort(dim=1)[:, :count]
+    return keys.topk(count, dim=1, largest=False).indices
 
 
 def moments(values: Float[Tensor, "n c"]) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
