@@ -19,7 +19,7 @@ from matplotlib import pyplot as plt
 import fst
 from fst.metrics import relative_l2, squared_relative_l2
 
-STEPS = 600  # 2 in tests
+STEPS = 1500  # 2 in tests
 REACH = 0.25  # the distance over which the field forgets itself
 
 torch.manual_seed(0)
@@ -39,11 +39,13 @@ def value(wave, positions):
 # %%
 # ## A small model, trained on the spot
 #
-# 8 × 8 anchors and 32 features. Every step draws new fields, and new sensors: between 5 and 60 of
+# 8 × 8 anchors and 32 features. Rows are staggered, and length scales follow the spacing: see
+# [Which anchors](../anchors.md). Every step draws new fields and new sensors: between 5 and 60 of
 # them, padded to 60. `mask` says which are real.
 config = fst.FunctionSpaceConfig(
     width=32, heads=4, fourier_bands=6, rows=(8,), anchors_per_row=8, predictor_width=32,
     predictor_blocks=1, refinement_steps=2, points_from_anchors=32, points_from_sobol=32,
+    coordinates="staggered", length_scales="spacing",
 )  # fmt: skip
 model = fst.FunctionSpaceTransformer(config)
 

@@ -8,7 +8,9 @@ import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+import fst
 from fst.anchors import ordered_positions
+from fst.data import BurgersSamples, burgers
 from fst.evaluation_points import ResampledPoints
 from fst.rbf import rbf_blend, rbf_weights
 
@@ -61,7 +63,39 @@ def gaps() -> Figure:
     return figure
 
 
-FIGURES: dict[str, Callable[[], Figure]] = {"blend": blend, "points": points, "gaps": gaps}
+def layouts() -> Figure:
+    """Anchors of three kinds: in line, staggered, and where shipped weights put them."""
+    figure, axes = plt.subplots(1, 3, figsize=(8.4, 3.3), sharey=True, layout="constrained")
+    for ax, kind in zip(axes, ("uniform", "staggered"), strict=False):
+        sizes = fst.FunctionSpaceConfig(
+            coordinates=kind, rows=(8,), anchors_per_row=16, points_from_anchors=64
+        )
+        seen = fst.Observations(torch.rand(1, 5, 2), torch.rand(1, 5, 1))
+        with torch.no_grad():
+            anchors = fst.FunctionSpaceTransformer(sizes)(seen).anchors.positions[0]
+        ax.plot(*anchors.T, "k.", markersize=4)
+        ax.set(title=kind, xlabel="first axis, across the rows", box_aspect=1)
+    initial = burgers.sample_initial(1, 1024, seed=7)
+    exact = burgers.solve(initial, 0.01, burgers.saved_times()).float()
+    batch = BurgersSamples.from_solutions(exact).batch(torch.tensor([0]))
+    with torch.no_grad():
+        field = fst.from_pretrained("burgers-single")(batch.observations)
+        grid = torch.cartesian_prod(torch.linspace(0, 1, 60), torch.linspace(0, 1, 120))
+        values = field(grid[None]).view(60, 120)
+    where = {"origin": "lower", "extent": (0, 1, 0, 1), "aspect": "auto"}
+    axes[2].imshow(values.T.numpy(), cmap="RdBu_r", vmin=-2, vmax=2, **where)
+    axes[2].plot(*field.anchors.positions[0].T, "k.", markersize=1.5)
+    axes[2].set(title="adaptive", xlabel="time, scaled", box_aspect=1)
+    axes[0].set(ylabel="second axis, along the rows", ylim=(-0.03, 1.03))
+    return figure
+
+
+FIGURES: dict[str, Callable[[], Figure]] = {
+    "blend": blend,
+    "points": points,
+    "gaps": gaps,
+    "layouts": layouts,
+}
 
 
 def draw(folder: Path) -> dict[str, Path]:

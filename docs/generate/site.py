@@ -77,11 +77,12 @@ def scripts() -> list[Path]:
 
 
 def made(script: Path) -> Path:
-    """The folder with a tutorial's page; it is run anew when it or the package has changed."""
+    """The folder with a tutorial's page; it is run anew when it, the package or shipped weights
+    have changed."""
     folder = CACHE / script.stem
-    here = Path(__file__).parent
     package = sorted((ROOT / "src" / "fst").rglob("*.py"))
-    sources = [script, here / "tutorial.py", here / "stand_in.py", *package]
+    weights = sorted((ROOT / "src" / "fst" / "weights").glob("*/model.safetensors"))
+    sources = [script, Path(tutorial.__file__), *package, *weights]
     digest = hashlib.sha256(str(REDUCED).encode())
     for path in sources:
         digest.update(path.read_bytes())
@@ -112,7 +113,7 @@ def gallery(folders: dict[str, Path]) -> str:
             )
     opening = (
         "# Gallery\n\nEach picture was made by the script behind it when this site was built. "
-        "Every script takes about two minutes or less on two CPU cores.\n\n"
+        "Every script takes less than two minutes on two CPU cores.\n\n"
         '<div class="grid cards" markdown>\n'
     )
     return "\n\n".join([opening, *cards, "</div>"]) + "\n"

@@ -25,12 +25,6 @@ SIZE = re.compile(r"^(\w+ = )(.+?)  # (.+) in tests$", re.MULTILINE)
 LONGEST_OUTPUT = 12  # lines; of more, the first and the last are shown
 
 
-STAND_IN = (
-    "!!! warning\n    The weights `{0}` do not ship with this version. Numbers and pictures on "
-    "this page are those of a small model that was trained for half a minute."
-)
-
-
 class Cell(NamedTuple):
     """A piece of a script: its text, its code, and the line that the code starts in."""
 
@@ -106,14 +100,8 @@ def shortened(output: str) -> str:
 
 
 def main(script: Path, folder: Path, *, reduced: bool) -> None:
-    import stand_in
-
-    stand_in.install(reduced=reduced)
     folder.mkdir(parents=True, exist_ok=True)
-    page = execute(script, folder, reduced=reduced)
-    for name in stand_in.used:
-        page = page.replace("\n\n", f"\n\n{STAND_IN.format(name)}\n\n", 1)
-    (folder / "page.md").write_text(page)
+    (folder / "page.md").write_text(execute(script, folder, reduced=reduced))
 
 
 if __name__ == "__main__":

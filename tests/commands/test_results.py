@@ -112,6 +112,9 @@ def test_mistakes_are_named_and_nothing_is_lost(results, tmp_path, capsys):
     with pytest.raises(DataError, match="expected one line"):
         write_results(results, tmp_path / "page.md", readme)
     assert readme.read_text() == "no marks"
+    with pytest.raises(DataError, match="absent.md: there is no such file"):
+        write_results(results, tmp_path / "other.md", tmp_path / "absent.md")
+    assert not (tmp_path / "other.md").exists()
     (results / "ablations" / "rows.jsonl").write_text("{")
     assert main(["results", str(results), "--out", str(tmp_path / "page.md")]) == USER_ERROR
     assert "rows.jsonl: expected one JSON object a line" in capsys.readouterr().err

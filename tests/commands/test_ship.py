@@ -89,6 +89,7 @@ def test_the_card_says_where_the_weights_are_from(run, shipped):
         record["git"]["commit"],
         "Matrices are stored in float16",
         "were not tested",
+        "--queries 11x32 ",
     ):
         assert expected in text
     assert str(run.parent) not in text

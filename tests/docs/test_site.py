@@ -7,15 +7,18 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import fst
-from fst.data import PointSample, write_points
+from fst.data import DarcyData, PointSample, write_points
 from fst.types import Domain
 
+CPU, ROW = torch.device("cpu"), torch.tensor([0])
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 GENERATED = {
@@ -30,7 +33,7 @@ SCRIPTS = sorted((ROOT / "tutorials").glob("*.py"))
 PAGES = sorted(DOCS.rglob("*.md"))
 sys.path.insert(0, str(DOCS / "generate"))
 
-import stand_in  # noqa: E402
+import method_figures  # noqa: E402
 import tutorial  # noqa: E402
 
 
@@ -99,6 +102,22 @@ def test_snippets_of_the_method_name_code_that_exists() -> None:
         assert inspect.getsource(value)  # type: ignore[arg-type]
 
 
+def test_the_figures_of_the_method_are_drawn_and_shown(tmp_path: Path) -> None:
+    drawn = method_figures.draw(tmp_path)
+    pages = (DOCS / "method.md").read_text() + (DOCS / "anchors.md").read_text()
+    assert set(re.findall(r"images/method/([\w.]+)", pages)) == set(drawn)
+    assert all(path.stat().st_size > 8_000 for path in drawn.values())
+
+
+def test_every_choice_of_anchors_is_on_their_page() -> None:
+    import fst
+
+    described = set(re.findall(r"^\| `(\w+)` \|", (DOCS / "anchors.md").read_text(), re.M))
+    types = get_type_hints(fst.FunctionSpaceConfig)
+    choices = get_args(types["coordinates"]) + get_args(types["length_scales"])
+    assert described == set(choices)
+
+
 def test_the_method_has_all_ten_equations() -> None:
     headings = " ".join(re.findall(r"^## (Equation.*)", (DOCS / "method.md").read_text(), re.M))
     assert {int(number) for number in re.findall(r"\d+", headings)} == set(range(1, 11))
@@ -139,12 +158,8 @@ def small_graetz(path: Path) -> Path:
 def test_tutorials_run_at_reduced_size(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fst
-
-    monkeypatch.setattr(fst, "from_pretrained", fst.from_pretrained)  # put back afterwards
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FST_GRAETZ", str(small_graetz(tmp_path / "graetz.npz")))
-    stand_in.install(reduced=True)
     page = tutorial.execute(script, tmp_path, reduced=True)
     assert page.startswith("# ")
     assert "in tests" not in page
@@ -177,3 +192,25 @@ def test_the_demo_installs_no_linters_and_installing_shows_progress():
         ["make", "--dry-run", "--always-make", "test"], cwd=ROOT, capture_output=True, text=True
     )
     assert "dev" in whole.stdout
+
+
+def test_the_darcy_tutorial_observes_samples_like_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, seen = fst.from_pretrained, []
+
+    def noting(source: str) -> fst.Model:
+        model = load(source)
+        model.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        return model
+
+    monkeypatch.setattr(fst, "from_pretrained", noting)
+    monkeypatch.chdir(tmp_path)  # where no folder is called darcy
+    tutorial.execute(ROOT / "tutorials" / "darcy.py", tmp_path, reduced=True)
+
+    counts = {"training": 1, "validation": 1, "test": 1, "training_file": 2}
+    data = DarcyData(resolution=32, fine=64, seed=3, validation_grid=(5, 5), **counts)
+    data.prepare(tmp_path / "data")
+    batches = [split.samples.batch(ROW) for split in data.load(tmp_path / "data", CPU)[:2]]
+    assert any(torch.equal(batch.observations.values, seen[0].values) for batch in batches)
+    assert torch.allclose(batches[0].observations.positions, seen[0].positions)

@@ -114,6 +114,18 @@ def test_scattered_points_are_drawn_where_they_are(points):
     assert is_png(figure)
 
 
+def test_squares_are_large_where_points_leave_room(points):
+    plane = figures.Plane(points)
+    low, high = plane.low, plane.high
+    shares = np.random.default_rng(0).random((1500, 2))
+    everywhere = low + shares * (high - low)
+    expected = figures.AREA * plane.aspect / 1500
+    assert figures.square_size(everywhere, plane) == pytest.approx(expected, rel=0.1)
+    on_an_edge = everywhere.copy()
+    on_an_edge[:, 0] = low[0]
+    assert figures.square_size(on_an_edge, plane) == figures.LARGEST > 2 * expected
+
+
 def test_meshes_are_drawn_as_triangles(points):
     meshed = replace(points, triangles=np.array([[0, 0, 1, 2], [0, 2, 3, 4]]))
     figure = figures.solutions(meshed, samples=[0])

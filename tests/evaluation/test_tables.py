@@ -118,6 +118,12 @@ def test_markdown_keeps_its_columns():
     assert lines[2].endswith("| 1\\|2 |")
 
 
+def test_headers_are_broken_in_a_terminal_alone():
+    table = Table("errors", ("Model", "Para-\nmeters", "Steps\n/s", "Peak\nGiB"), (("a",) * 4,))
+    assert table.markdown().startswith("| Model | Parameters | Steps/s | Peak GiB |\n")
+    assert '<th class="number">Parameters</th>' in table.html()
+
+
 def test_html_is_escaped():
     class Tags(HTMLParser):
         def __init__(self):

@@ -24,7 +24,7 @@ from explore_examples import (
     small_model,
 )
 from fst.cli import main
-from fst.commands.explore import make_explorer, problem_of, warm_up
+from fst.commands.explore import make_explorer, make_explorers, problem_of, warm_up
 from fst.data import PointSample, burgers, darcy, write_points
 from fst.explore.explorer import Explorer
 from fst.explore.problems import BurgersProblem, DarcyProblem, Given
@@ -111,7 +111,8 @@ def test_the_prediction_is_the_model_s(explorer: Explorer) -> None:
     given = explorer.problem.read(asked)
     with torch.no_grad():
         field = explorer.model(explorer.problem.observe(given))
-        expected = field(explorer.problem.queries(0)).reshape(answer["grid"])
+        queries = explorer.problem.queries()[:, explorer.problem.points(0)]
+        expected = field(queries).reshape(answer["grid"])
     assert np.allclose(unpacked(answer, "prediction"), expected.numpy(), atol=1e-5)
 
 
@@ -197,6 +198,12 @@ def test_own_points_are_scored_at_their_targets() -> None:
     assert answer["error"] == pytest.approx(error.item(), rel=1e-4)
 
 
+def test_own_points_have_their_names_units_and_numbers() -> None:
+    about = own_points().describe()
+    assert [axis["name"] for axis in about["axes"]] == ["x (km)", "y (km)"]
+    assert (about["sensed"], about["value"], about["numbers"]) == ("T (K)", "T (K)", (17, 4))
+
+
 def test_own_points_are_checked() -> None:
     problem = own_points()
     drawn = problem.draw(0)
@@ -227,7 +234,7 @@ def test_a_run_on_own_points_finds_its_file(tmp_path: Path) -> None:
     (tmp_path / "run" / "run.json").write_text(json.dumps({"data": str(file)}))
     explorer = make_explorer(str(tmp_path / "run"), device="cpu")
     warm_up(explorer)
-    assert explorer.describe()["samples"] == 2
+    assert len(explorer.describe()["numbers"]) == 2
 
 
 def test_run_folders_and_saved_models_are_found(tmp_path: Path) -> None:
@@ -271,7 +278,7 @@ def client(explorer: Explorer) -> Any:
     testing = pytest.importorskip("starlette.testclient")
     from fst.explore.server import make_app
 
-    return testing.TestClient(make_app(explorer, 8765), base_url=HOME)
+    return testing.TestClient(make_app({"tiny": lambda: explorer}, 8765), base_url=HOME)
 
 
 def test_the_page_its_parts_and_an_answer(client: Any, explorer: Explorer) -> None:
@@ -379,3 +386,77 @@ def test_a_port_in_use_is_named() -> None:
         assert listener.getsockname()[0] == "127.0.0.1"
     with pytest.raises(ValueError, match="65535"):
         listen(70000)
+
+
+def test_a_finer_grid_decodes_only_what_is_new(explorer: Explorer) -> None:
+    decoded = []
+    decode = explorer._decoded
+
+    def counted(output: Any, queries: torch.Tensor, *others: Any) -> torch.Tensor:
+        decoded.append(queries.shape[1])
+        return decode(output, queries, *others)
+
+    explorer._decoded = counted  # type: ignore[method-assign]
+    coarse = explorer.answer(question(explorer))
+    fine = explorer.answer(question(explorer, level=1))
+    assert decoded == [41 * 96, 51 * 128 - 41 * 96]
+    explorer.answer(question(explorer))
+    assert len(decoded) == 2
+    rows, columns = explorer.problem.rows_and_columns(0)
+    among = unpacked(fine, "prediction")[rows][:, columns]
+    np.testing.assert_array_equal(among, unpacked(coarse, "prediction"))
+    fresh = Explorer(explorer.model, explorer.problem, "tiny").answer(question(explorer, level=1))
+    np.testing.assert_allclose(*(unpacked(each, "prediction") for each in (fine, fresh)), atol=1e-5)
+
+
+@pytest.fixture
+def all_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Weights of three kinds that ship, and some that no page can show without a file."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "weights"
+    kinds = {
+        "burgers-all": ("burgers-all/fst", BURGERS, 1),
+        "burgers-single": ("burgers-single/fst", replace(BURGERS, condition=False), 0),
+        "darcy": ("darcy/fst", DARCY, 0),
+        "stations": ("own/fst", find("own/fst").data, 0),
+    }
+    for name, (recipe, data, condition) in kinds.items():
+        model = save_run(folder / name, recipe, data, condition) / "best"
+        for path in model.iterdir():
+            path.rename(folder / name / path.name)
+    monkeypatch.setattr("fst.pretrained.SHIPPED", folder)
+    return folder
+
+
+def test_all_weights_that_ship_are_offered(all_shipped: Path) -> None:
+    offered = make_explorers("burgers-single", device="cpu")
+    assert list(offered) == ["burgers-single", "burgers-all", "darcy"]
+    kinds = [make().describe()["kind"] for make in offered.values()]
+    assert kinds == ["burgers", "burgers", "darcy"]
+    assert [make().describe().get("viscosity", {}).get("free") for make in offered.values()] == [
+        False,
+        True,
+        None,
+    ]
+    assert offered["darcy"]() is offered["darcy"]()  # loaded once
+    assert next(iter(make_explorers("darcy"))) == "darcy"
+    assert list(make_explorers(str(all_shipped / "darcy"))) == [str(all_shipped / "darcy")]
+
+
+def test_a_request_names_its_model(all_shipped: Path) -> None:
+    pytest.importorskip("uvicorn")
+    testing = pytest.importorskip("starlette.testclient")
+    from fst.explore.server import make_app
+
+    offered = make_explorers("burgers-single", device="cpu")
+    client = testing.TestClient(make_app(offered, 8765), base_url=HOME)
+    assert client.get("/about").json()["name"] == "burgers-single"
+    about = client.get("/about?model=darcy").json()
+    assert (about["kind"], about["models"]) == ("darcy", list(offered))
+    drawn = client.get("/draw?number=3&model=darcy").json()["input"]
+    answer = client.post("/answer?model=darcy", json={"input": drawn, "level": 1})
+    assert answer.json()["grid"] == [16, 16]
+    assert client.post("/answer", json={"input": drawn, "level": 1}).status_code == 400
+    refused = client.get("/about?model=../darcy")
+    assert refused.status_code == 400
+    assert "model must be one of burgers-single" in refused.json()["error"]

@@ -45,10 +45,11 @@ def test_draw_point_and_slide(tmp_path: Path, problem: Problem, condition: int) 
         page.drag("input", [(0.3, 0.3), (0.5, 0.7), (0.8, 0.4)])
         page.wait(f"document.getElementById('error').textContent != '{first}' && {READY}")
 
-        before = page.evaluate("performance.getEntriesByType('resource').length")
+        before = page.evaluate("document.body.dataset.answers")
         page.point("prediction", 0.5, 0.4)
         assert "predicted" in text(page, "pointer")
-        assert page.evaluate("performance.getEntriesByType('resource').length") == before
+        assert page.evaluate(READY)  # a request would say so at once
+        assert page.evaluate("document.body.dataset.answers") == before
 
         plain = page.evaluate("document.getElementById('prediction').toDataURL()")
         page.evaluate("document.getElementById('anchors').click()")
@@ -81,6 +82,7 @@ def test_sensors_move_and_go(tmp_path: Path) -> None:
     with served(explorer) as address, browser(tmp_path) as page:
         page.open(address)
         page.wait(READY)
+        assert text(page, "input-caption") == f"Test sample {(17, 4)[asked[-1][0]]}"
         sensors = (len(asked[-1]) - 1) // 3
         # The page's own coordinates of the first sensor, as shares of the canvas.
         place = (
@@ -97,3 +99,23 @@ def test_sensors_move_and_go(tmp_path: Path) -> None:
         page.point("input", 0.55, 0.5)
         page.wait(f"document.body.dataset.answers != '{before}' && {READY}")
         assert (len(asked[-1]) - 1) // 3 == sensors - 1
+
+
+def test_a_menu_leads_to_the_other_models(tmp_path: Path) -> None:
+    burgers = Explorer(small_model(1), BurgersProblem(BURGERS), "waves")
+    darcy = Explorer(small_model(), DarcyProblem(DARCY), "ground")
+    with served(burgers, darcy) as address, browser(tmp_path) as page:
+        page.open(address)
+        page.wait(READY)
+        assert text(page, "title") == "Burgers"
+        page.evaluate(
+            "(() => { const menu = document.getElementById('models'); menu.value = 'ground'; "
+            "menu.dispatchEvent(new Event('change')) })()"
+        )
+        page.wait("document.getElementById('title')?.textContent == 'Darcy flow'")
+        page.wait(READY)
+        assert page.evaluate("document.getElementById('models').value") == "ground"
+        assert text(page, "error").endswith("%")
+        page.drag("input", [(0.3, 0.3), (0.5, 0.7)])
+        page.wait(f"document.getElementById('finest').textContent.endsWith('s') && {READY}")
+        assert page.problems == [] or all("409" in said for said in page.problems)

@@ -15,6 +15,7 @@ import torch
 import fst
 from fst.data import BurgersData, DarcyData
 from fst.data.point_samples import PointSamples, Ragged
+from fst.data.source import TestSplit
 from fst.explore.explorer import Explorer
 from fst.explore.problems import PointsProblem
 from fst.recipes import find
@@ -61,7 +62,9 @@ def own_points() -> PointsProblem:
         positions = low + torch.rand(sum(sizes), 2) * (high - low)
         return Ragged.of(positions, positions[:, :1].clone(), torch.tensor(sizes))
 
-    return PointsProblem(PointSamples(domain, ragged(5, 3), ragged(40, 30)))
+    samples = PointSamples(domain, ragged(5, 3), ragged(40, 30))
+    names = {"axes": (("x", "km"), ("y", "km")), "values": (("T", "K"),), "targets": (("T", "K"),)}
+    return PointsProblem(TestSplit(samples, numbers=(17, 4), **names))
 
 
 def points_explorer() -> Explorer:
@@ -70,7 +73,7 @@ def points_explorer() -> Explorer:
 
 
 @contextmanager
-def served(explorer: Explorer) -> Iterator[str]:
+def served(*explorers: Explorer) -> Iterator[str]:
     """The page in another thread, on a free port."""
     uvicorn = pytest.importorskip("uvicorn")
     pytest.importorskip("starlette")
@@ -78,7 +81,8 @@ def served(explorer: Explorer) -> Iterator[str]:
 
     with listen(0) as listener:
         port = listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(make_app(explorer, port), log_level="warning"))
+        app = make_app({each.name: lambda each=each: each for each in explorers}, port)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started:

@@ -1,10 +1,11 @@
 """`fst explore`: a local page where one draws inputs and sees what a model predicts."""
 
 import importlib.util
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import singledispatch
+from functools import cache, partial, singledispatch
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -14,9 +15,9 @@ from fst.commands.device import parse_device
 from fst.commands.evaluate import read_recipe
 from fst.commands.predict import load_model
 from fst.commands.train import data_of_run
-from fst.data import BurgersData, DarcyData, PointData
+from fst.data import BurgersData, DarcyData, PointData, TestSplit
 from fst.data.point_samples import PointSamples
-from fst.data.source import DataSource
+from fst.data.source import DataSource, MadeData
 from fst.explore.explorer import Explorer
 from fst.explore.problems import BurgersProblem, DarcyProblem, PointsProblem, Problem
 from fst.recipes import find
@@ -42,17 +43,41 @@ def explore(
         )
     from fst.explore.server import ADDRESS, listen, serve
 
-    explorer = make_explorer(run, recipe, data, device)
-    torch.set_num_threads(1)  # the explorer has threads of its own
+    explorers = make_explorers(run, recipe, data, device)
+    first = next(iter(explorers.values()))()
+    torch.set_num_threads(1)  # explorers have threads of their own
     with listen(port) as listener:
         console.print("first prediction …", style="dim")
-        warm_up(explorer)
+        warm_up(first)
         number = listener.getsockname()[1]
         console.print(f"{run}: open http://{ADDRESS}:{number} (Ctrl-C ends)", soft_wrap=True)
         try:
-            serve(explorer, listener)
+            serve(explorers, listener)
         except KeyboardInterrupt:
             return
+
+
+def make_explorers(
+    run: str,
+    recipe: str | None = None,
+    data: Path | None = None,
+    device: str | None = None,
+) -> Mapping[str, Callable[[], Explorer]]:
+    """What the page offers, made when asked for: a run, or a shipped name before all the others."""
+    threads = torch.get_num_threads()
+    chosen = {run: cache(partial(make_explorer, run, recipe, data, device, threads))}
+    if Path(run).is_dir() or run not in pretrained.shipped():
+        return chosen
+    others = (name for name, folder in pretrained.shipped().items() if _needs_no_file(folder))
+    return chosen | {
+        name: cache(partial(make_explorer, name, device=device, threads=threads))
+        for name in others
+        if name != run
+    }
+
+
+def _needs_no_file(folder: Path) -> bool:
+    return isinstance(read_recipe(folder).data, MadeData)
 
 
 def make_explorer(
@@ -60,6 +85,7 @@ def make_explorer(
     recipe: str | None = None,
     data: Path | None = None,
     device: str | None = None,
+    threads: int | None = None,
 ) -> Explorer:
     """The model of a run, of a folder of `save_pretrained` or of a shipped name."""
     folder = pretrained.find(run)
@@ -67,7 +93,7 @@ def make_explorer(
     model = load_model(run)
     problem = problem_of(trained, folder, data)
     chosen = parse_device(device)
-    threads = torch.get_num_threads() if chosen.type == "cpu" else 1
+    threads = (threads or torch.get_num_threads()) if chosen.type == "cpu" else 1
     return Explorer(model.to(chosen), problem, folder.resolve().name, threads)
 
 
@@ -104,9 +130,9 @@ def _(source: DarcyData, *_: Any) -> Problem:
 def _(source: PointData, recipe: Recipe, run: Path, data: Path | None) -> Problem:
     path = data_of_run(recipe, run, data)
     source.check_fits(recipe, run, path)
-    samples = replace(source, storage="resident").load_test(path).samples
-    assert isinstance(samples, PointSamples)
-    return PointsProblem(samples)
+    test = replace(source, storage="resident").load_test(path)
+    assert isinstance(test.samples, PointSamples)
+    return PointsProblem(cast(TestSplit[PointSamples], test))
 
 
 def warm_up(explorer: Explorer) -> None:

@@ -167,6 +167,8 @@ def write_results(results: Path, out: Path, readme: Path | None = None) -> list[
     """Write the page and its figures; returns what was written."""
     if not results.is_dir():
         raise DataError(f"{results}: there is no such folder of results")
+    if readme is not None and not readme.is_file():
+        raise DataError(f"--readme {readme}: there is no such file")
     comparisons = read_comparisons(results / "comparisons")
     written = [out]
     write_text(out, page(results, comparisons))

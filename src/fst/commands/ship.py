@@ -181,6 +181,7 @@ def card(
     table = "\n".join(
         f"| {key} | {value.replace('|', chr(92) + '|')} |" for key, value in lines.items()
     )
+    grid = "x".join(map(str, rows[-1].grid)) if rows[-1].grid else "FILE"
     return f"""# {name}
 
 ```python
@@ -189,7 +190,7 @@ import fst
 model = fst.from_pretrained("{name}")
 ```
 
-`fst predict {name} --observations FILE --queries 201x1024 --out answer.npz` asks it on the command
+`fst predict {name} --observations FILE --queries {grid} --out answer.npz` asks it on the command
 line, `fst explore {name}` on a page, and `fst evaluate {name}` shows its scores.
 
 | | |

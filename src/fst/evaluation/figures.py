@@ -60,6 +60,7 @@ BINS = 250
 # Ellipses are drawn at this share of the length scales, as in the paper, and fade outwards.
 ELLIPSE_SCALE = 0.35
 ELLIPSE_LEVELS = (1.0, 0.8, 0.6, 0.4, 0.2)
+EMPTY = "0.92"
 # Square points of paper that the patches of one picture cover between them, and limits of one.
 AREA, SMALLEST, LARGEST, RIMMED = 16_000, 1.5, 30.0, 25.0
 # Half the share of an axis that a slice through scattered points on three axes takes in.
@@ -209,15 +210,28 @@ def draw_points(
         table = chosen[order].reshape(len(across), len(up)).T
         drawn = panel.pcolormesh(across, up, table, cmap=colors, norm=scale, shading="nearest")
     else:
-        size = float(np.clip(AREA * plane.aspect / max(len(flat), 1), SMALLEST, LARGEST))
         # A rim shows pale points on white, where there are few enough to look at one by one.
-        rim = 0.3 if size > RIMMED else 0.0
-        looks: dict[str, Any] = {"marker": "s", "lw": rim, "edgecolors": "0.4"}
+        rim = 0.3 if AREA * plane.aspect > RIMMED * len(flat) else 0.0
+        # Whole squares on the edges of the domain, where boundary values are.
+        looks: dict[str, Any] = {"marker": "s", "lw": rim, "edgecolors": "0.4", "clip_on": False}
+        size = square_size(flat, plane)
+        panel.set_facecolor(EMPTY)  # pale values are seen before it
         drawn = panel.scatter(
-            flat[:, 0], flat[:, 1], c=chosen, s=size, cmap=colors, norm=scale, **looks
+            flat[:, 0], flat[:, 1], c=chosen, s=size, cmap=colors, norm=scale, zorder=3, **looks
         )
     plane.frame(panel)
     return drawn
+
+
+def square_size(flat: Float[Array, "p 2"], plane: Plane) -> float:
+    """The area of the squares that draw scattered points: large where the points leave room."""
+    side = math.ceil(math.sqrt(max(len(flat), 1)))
+    taken = np.histogram2d(
+        flat[:, 0], flat[:, 1], bins=side, range=np.stack((plane.low, plane.high), axis=1)
+    )[0]
+    # Of as many bins as points, points at random take all but 1/e.
+    spread = np.count_nonzero(taken) / (1 - 1 / math.e)
+    return float(np.clip(AREA * plane.aspect / max(spread, 1), SMALLEST, LARGEST))
 
 
 def draw_ellipses(

@@ -527,9 +527,9 @@ def sample_fields(
         **parts
         | {
             "model": np.array(origin.model),
-            "axis_labels": _labels(test.axes or axis_names, "axis", axes),
-            "value_labels": _labels(values, "value", samples.value_channels),
-            "target_labels": _labels(test.targets, "target", samples.output_channels),
+            "axis_labels": labels_with_units(test.axes or axis_names, "axis", axes),
+            "value_labels": labels_with_units(values, "value", samples.value_channels),
+            "target_labels": labels_with_units(test.targets, "target", samples.output_channels),
             "low": np.array(samples.domain.low, np.float32) * scale,
             "high": np.array(samples.domain.high, np.float32) * scale,
             "rows": np.array(wanted),
@@ -595,7 +595,7 @@ def default_names(kind: str, count: int) -> tuple[tuple[str, str], ...]:
     return tuple((f"{kind} {number}", "") for number in range(1, count + 1))
 
 
-def _labels(names: Sequence[tuple[str, str]], kind: str, count: int) -> Array:
+def labels_with_units(names: Sequence[tuple[str, str]], kind: str, count: int) -> Array:
     """Names with units, as axes and colour bars show them."""
     labels = [
         name + f" ({unit})" * bool(unit) for name, unit in names or default_names(kind, count)

@@ -62,9 +62,16 @@ class Table:
             table.width = sum(longest) + len(longest) - 1
         return table
 
+    @property
+    def heading(self) -> tuple[str, ...]:
+        """The header in one line: narrow ones are broken for a terminal."""
+        return tuple(
+            name.replace("-\n", "").replace("\n/", "/").replace("\n", " ") for name in self.header
+        )
+
     def markdown(self) -> str:
         rule = [":---" if index < self.words else "---:" for index in range(len(self.header))]
-        lines = [self.header, tuple(rule), *self.lines]
+        lines = [self.heading, tuple(rule), *self.lines]
         return "\n".join("| " + " | ".join(map(markdown, line)) + " |" for line in lines) + "\n"
 
     def html(self) -> Markup:
@@ -81,7 +88,7 @@ _HTML = Environment(autoescape=True, trim_blocks=True).from_string("""
 {%- endmacro -%}
 <table>
 <caption>{{ table.title }}</caption>
-<thead>{{ line(table.header, "th") }}</thead>
+<thead>{{ line(table.heading, "th") }}</thead>
 <tbody>
 {% for cells in table.lines %}
 {{ line(cells, "td") }}

@@ -1,8 +1,8 @@
 // The page: what is drawn goes to the server, what comes back is shown.
 // All positions are in the unit box: [first axis, second axis], as the model has them.
 import {
-  colourScale, dark, drawAxes, drawColourBar, drawCurves, largest, line, paintField, placeImage,
-  prepare, short, style, valueAt,
+  colourOf, colourScale, dark, drawAxes, drawColourBar, drawCurves, largest, line, paintField,
+  placeImage, prepare, range, short, style, valueAt,
 } from "./plots.js";
 
 const element = (id) => document.getElementById(id);
@@ -20,27 +20,26 @@ let wanted = 0; // counts changes
 let level = 0; // the grid that the newest change has been asked for
 let flying = null;
 let dragging = false;
-let unanswered = null; // when the newest change came, until something of it is shown
+let since = 0; // when the newest change came
+let shown = 0; // how many changes had come when what is shown was asked for
 
 function changed(finished) {
   wanted += 1;
-  unanswered = performance.now();
+  since = performance.now();
   dragging = !finished;
-  const finest = flying && flying.level === about.grids.length - 1;
-  if (!flying || finished || finest) ask(finished ? Math.min(1, about.grids.length - 1) : 0);
+  if (!flying || finished || flying.level > 0) ask(finished ? Math.min(1, about.grids.length - 1) : 0);
 }
 
 async function ask(asked) {
   level = asked;
   const mine = { level: asked, change: wanted };
   flying = mine;
-  const start = performance.now();
   const request = { level: asked, neighbors: neighborCount(), input: packedInput() };
   if (about.viscosity) request.viscosity = viscosity();
-  say(asked > 1 ? "finest grid …" : "computing …");
+  say(asked > 1 ? "finer grid …" : "computing …");
   let found = null;
   try {
-    const response = await fetch("answer", {
+    const response = await fetch(`answer${location.search}`, {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify(request),
@@ -59,10 +58,12 @@ async function ask(asked) {
     setTimeout(() => flying || ask(asked), 300);
     return;
   }
-  receive(found, (performance.now() - start) / 1000);
-  if (mine.change === wanted && unanswered !== null) {
-    element("first").textContent = `${((performance.now() - unanswered) / 1000).toFixed(2)} s`;
-    unanswered = null;
+  receive(found);
+  if (mine.change === wanted) {
+    const passed = `${((performance.now() - since) / 1000).toFixed(2)} s`;
+    if (shown !== wanted) element("first").textContent = passed;
+    element("finest").textContent = asked === about.grids.length - 1 ? passed : "…";
+    shown = wanted;
   }
   if (mine.change !== wanted) ask(dragging ? 0 : Math.min(1, about.grids.length - 1));
   else if (!dragging && asked < about.grids.length - 1) ask(asked + 1);
@@ -83,7 +84,7 @@ function unpack(text) {
   return new Float32Array(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
 }
 
-function receive(found, total) {
+function receive(found) {
   const [rows, columns] = found.grid;
   const field = (values) => ({ rows, columns, values });
   const prediction = unpack(found.prediction), reference = unpack(found.reference);
@@ -102,7 +103,6 @@ function receive(found, total) {
   element("decode").textContent = seconds(found.seconds.decode);
   const solved = found.seconds.reference;
   element("solve").textContent = solved < 0.0005 ? "known" : seconds(solved);
-  element("total").textContent = seconds(total);
   document.body.dataset.level = found.level;
   document.body.dataset.answers = 1 + +(document.body.dataset.answers ?? 0);
   recolour();
@@ -112,11 +112,10 @@ function receive(found, total) {
 
 function recolour() {
   if (answer) {
-    answer.signed = about.kind === "burgers" || answer.reference.values.some((value) => value < 0);
-    const signed = answer.signed;
-    const shared = colourScale(largest(answer.reference.values), signed);
+    answer.reach = range(answer.reference.values, about.kind === "burgers");
+    const shared = colourScale(...answer.reach);
     for (const name of PANELS) {
-      const scale = name === "difference" ? colourScale(largest(answer[name].values), true) : shared;
+      const scale = name === "difference" ? colourScale(...range(answer[name].values, true)) : shared;
       answer[name].scale = scale;
       answer[name].image = paintField(answer[name], scale, across());
     }
@@ -231,15 +230,16 @@ function drawProfile() {
   const { reference, prediction } = answer;
   const cut = (field) => Array.from({ length: field.columns }, (_, j) =>
     valueAt(field, first, j / (field.columns - 1)));
-  const size = largest(reference.values) * 1.08 || 1;
-  const low = answer.signed ? -size : 0;
+  const [least, most] = answer.reach;
+  const margin = 0.04 * (most - least) || 1;
+  const [low, high] = [least - margin, most + margin];
   const curves = [
     { values: cut(reference), colour: style("--exact"), width: 2.4 },
     { values: cut(prediction), colour: style("--predicted"), dash: [6, 3], width: 2 },
   ];
   if (about.kind === "burgers") curves.unshift({ values: input, colour: style("--start") });
-  drawCurves(context, box, curves, low, size);
-  drawAxes(context, box, along, { name: "u", low, high: size });
+  drawCurves(context, box, curves, low, high);
+  drawAxes(context, box, along, { name: about.value, low, high });
   const truth = about.kind === "points" ? "target" : "exact";
   const legend = [[truth, "--exact"], ["predicted", "--predicted"], ["at t = 0", "--start"]];
   legend.slice(0, curves.length).forEach(([text, colour], index) => {
@@ -285,18 +285,16 @@ function drawInput() {
   drawAxes(context, box, about.axes[1], { name: "u", low: -limit, high: limit });
 }
 
-/** Sensors, coloured by their first value. */
+/** Sensors, coloured by their first value: as the field where they measure the same quantity. */
 function drawSensors(context, box) {
   const values = [];
   for (let k = 3; k < input.length; k += about.each) values.push(input[k]);
-  const size = largest(values) || 1;
-  const signed = values.some((value) => value < 0);
-  const { low, high, table } = colourScale(size, signed);
+  const same = answer && about.sensed === about.value;
+  const scale = same ? answer.reference.scale : colourScale(...range(values));
   context.strokeStyle = style("--soft");
   values.forEach((value, k) => {
     const [x, y] = toBox(box, input[1 + k * about.each], input[2 + k * about.each]);
-    const colour = table[Math.round(255 * (value - low) / (high - low))];
-    context.fillStyle = `rgb(${colour.join(" ")})`;
+    context.fillStyle = `rgb(${colourOf(scale, value).join(" ")})`;
     context.beginPath();
     context.arc(x, y, values.length > 300 ? 2.5 : 4, 0, 2 * Math.PI);
     context.fill();
@@ -405,6 +403,9 @@ function listenToStrokes() {
 
 function set(values) {
   input = Float32Array.from(values);
+  if (about.kind === "points") {
+    element("input-caption").textContent = `Test sample ${about.numbers[input[0]]}`;
+  }
   if (about.kind === "burgers") {
     limit = Math.max(2, Math.ceil(2 * largest(input)) / 2);
   }
@@ -416,7 +417,9 @@ const random = () => draw(Math.floor(Math.random() * about.draws));
 
 async function draw(number) {
   try {
-    const response = await fetch(`draw?number=${number}`);
+    const asked = new URLSearchParams(location.search);
+    asked.set("number", number);
+    const response = await fetch(`draw?${asked}`);
     const found = await response.json();
     if (!response.ok) throw new Error(found.error);
     set(about.kind === "darcy" ? Array.from(found.input, Number) : found.input);
@@ -464,10 +467,20 @@ function slider(id, asks) {
   }
 }
 
+/** The other models, each on a page of its own. */
+function offerModels() {
+  const menu = element("models");
+  menu.append(...about.models.map((name) => new Option(name, name, false, name === about.name)));
+  menu.hidden = about.models.length < 2;
+  menu.addEventListener("change", () => { location.search = `?model=${menu.value}`; });
+}
+
 function arrange() {
+  offerModels();
   element("title").textContent = about.title;
+  const name = about.models.length < 2 ? `${about.name}: ` : "";
   element("about").textContent =
-    `${about.name}: ${about.model}, ${about.parameters.toLocaleString("en")} parameters`;
+    `${name}${about.model}, ${about.parameters.toLocaleString("en")} parameters`;
   element("reference-caption").textContent = about.reference;
   element("reference-name").textContent = about.reference;
   if (about.kind === "burgers") {
@@ -481,7 +494,7 @@ function arrange() {
     element("viscosity").hidden = !about.viscosity.free; // one value: nothing to slide
   } else if (about.kind === "points") {
     element("input").classList.add("square");
-    element("input-caption").textContent = "Sensors: drag to move, click to remove";
+    element("input-hint").textContent = "drag a sensor to move it, click to remove it";
     element("random").textContent = "Random test sample";
     element("difference-caption").textContent = "Predicted − nearest target";
     tool("Restore", () => draw(input[0]));
@@ -522,7 +535,9 @@ function listenToPointer() {
 }
 
 async function start() {
-  about = await (await fetch("about")).json();
+  const response = await fetch(`about${location.search}`);
+  about = await response.json();
+  if (!response.ok) throw new Error(about.error);
   input = new Float32Array(about.kind === "darcy" ? about.points ** 2 : about.points ?? 1);
   arrange();
   listenToStrokes();

@@ -1,7 +1,7 @@
 """One model and one problem: refine once, query often.
 
 A new input is refined once; another grid or another number of neighbours only asks the same field
-again, and a solution that is known already is not solved again.
+again. What is known already is not solved or decoded again: a finer grid adds the points between.
 """
 
 import base64
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from fst.base import parameter_count
@@ -37,6 +38,8 @@ class Explorer:
         self._given: Given | None = None
         self._output: Output | None = None
         self._references: dict[int, Tensor] = {}
+        # By number of neighbours, on the finest grid; NaN where nobody has asked yet.
+        self._predictions: dict[int | None, Tensor] = {}
 
     def describe(self) -> dict[str, Any]:
         return self.problem.describe() | {
@@ -58,16 +61,15 @@ class Explorer:
             neighbors = whole_number(asked, "neighbors", 1, self.anchors or 0)
         given = self.problem.read(asked)
         if given != self._given:
-            self._given, self._output, self._references = given, None, {}
+            self._given, self._output = given, None
+            self._references, self._predictions = {}, {}
         start = perf_counter()
         reference = self._reference(given, level, proceed)
         solved = perf_counter()
         with measuring(self.model):
             output = self._refined(given, proceed)
             refined = perf_counter()
-            grid = self.problem.grids[level]
-            queries = self.problem.queries(level)
-            prediction = self._decoded(output, queries, neighbors, proceed)[:, 0].reshape(grid)
+            prediction = self._predicted(output, level, neighbors, proceed)
             known = self.problem.targets(given)
             if known is not None:
                 at_targets = self._decoded(output, known.queries, neighbors, proceed)[None]
@@ -79,7 +81,7 @@ class Explorer:
         else:
             error = relative_l2(at_targets, known.targets)
         return {
-            "grid": grid,
+            "grid": self.problem.grids[level],
             "level": level,
             "prediction": packed(prediction),
             "reference": packed(reference),
@@ -98,6 +100,19 @@ class Explorer:
             proceed()
             self._output = self.model(observations.to(self.device))
         return self._output
+
+    def _predicted(
+        self, output: Output, level: int, neighbors: int | None, proceed: Proceed
+    ) -> Float[Tensor, "h w"]:
+        """The first channel on a grid; only points that no coarser grid had are decoded."""
+        grids, asked = self.problem.grids, self.problem.points(level)
+        values = self._predictions.get(neighbors, torch.full((math.prod(grids[-1]),), math.nan))
+        missing = asked[values[asked].isnan()]
+        if len(missing):
+            queries = self.problem.queries()[:, missing]
+            values[missing] = self._decoded(output, queries, neighbors, proceed)[:, 0]
+        self._predictions[neighbors] = values
+        return values[asked].reshape(grids[level])
 
     def _decoded(
         self, output: Output, queries: Tensor, neighbors: int | None, proceed: Proceed

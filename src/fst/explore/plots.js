@@ -37,14 +37,30 @@ function sequential() {
   return tabulate((t) => fromOklch(0.24 + 0.68 * t, 0.1 + 0.05 * t, 285 - 185 * t));
 }
 
-/** Colours for values from low to high; symmetric about zero unless no value is negative. */
-export function colourScale(most, signed) {
-  const size = most || 1;
-  return { low: signed ? -size : 0, high: size, table: signed ? diverging() : sequential() };
+/** Colours for values from low to high; symmetric about zero where it lies between them. */
+export function colourScale(low, high) {
+  if (low < 0 && high > 0) {
+    const size = Math.max(-low, high);
+    return { low: -size, high: size, table: diverging() };
+  }
+  return { low, high: high > low ? high : low + 1, table: sequential() };
+}
+
+/** The place of a value among the colours of a scale. */
+export function colourOf({ low, high, table }, value) {
+  return table[Math.min(STEPS - 1, Math.max(0, Math.round((STEPS - 1) * (value - low) / (high - low))))];
 }
 
 /** The largest absolute value. (Math.max(...values) ends where the call stack does.) */
 export const largest = (values) => values.reduce((size, v) => Math.max(size, Math.abs(v)), 0);
+
+/** The lowest and the highest value; where signs matter, as far from zero as each other. */
+export function range(values, symmetric) {
+  const size = largest(values) || 1;
+  return symmetric ? [-size, size] : values.reduce(
+    ([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity],
+  );
+}
 
 export const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 
@@ -122,8 +138,7 @@ export function paintField(field, scale, across) {
   const pixels = new ImageData(image.width, image.height);
   for (let i = 0; i < first; i++) {
     for (let j = 0; j < second; j++) {
-      const share = (field.values[i * second + j] - scale.low) / (scale.high - scale.low);
-      const colour = scale.table[Math.min(STEPS - 1, Math.max(0, Math.round(share * (STEPS - 1))))];
+      const colour = colourOf(scale, field.values[i * second + j]);
       const [right, up] = across === 0 ? [i, j] : [j, i];
       const place = 4 * ((image.height - 1 - up) * image.width + right);
       pixels.data.set(colour, place);

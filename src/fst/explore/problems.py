@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from fst.data import BurgersData, DarcyData, burgers, darcy
@@ -25,6 +25,8 @@ from fst.data.samples import (
     index_product,
     subset_indices,
 )
+from fst.data.source import TestSplit
+from fst.evaluation.protocol import labels_with_units
 from fst.types import Observations
 
 Proceed = Callable[[], None]
@@ -65,7 +67,8 @@ class Problem(ABC):
     """One kind of data: what the page draws, the model observes and the solver solves."""
 
     grids: tuple[tuple[int, int], ...]
-    """Where the field is shown: coarse while the input is dragged, then finer."""
+    """Where the field is shown: coarse while the input is dragged, then finer. The points of all
+    grids are among those of the last."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -84,10 +87,6 @@ class Problem(ABC):
         """What the model is told."""
 
     @abstractmethod
-    def queries(self, level: int) -> Float[Tensor, "1 q 2"]:
-        """The points of `grids[level]`, the last axis running fastest."""
-
-    @abstractmethod
     def reference(self, given: Given, level: int, proceed: Proceed) -> Float[Tensor, "h w"]:
         """The solution on `grids[level]`."""
 
@@ -96,13 +95,28 @@ class Problem(ABC):
         del given
         return None
 
+    def queries(self) -> Float[Tensor, "1 q 2"]:
+        """The points of the finest grid, the last axis running fastest."""
+        everywhere = tuple(torch.arange(size) for size in self.grids[-1])
+        return index_coordinates(index_product(everywhere), self.grids[-1])[None]
+
+    def rows_and_columns(self, level: int) -> tuple[Int[Tensor, " h"], Int[Tensor, " w"]]:
+        """The lines of the finest grid that `grids[level]` keeps."""
+        rows, columns = map(subset_indices, self.grids[-1], self.grids[level])
+        return rows, columns
+
+    def points(self, level: int) -> Int[Tensor, " q"]:
+        """The numbers of its points among `queries`."""
+        rows, columns = self.rows_and_columns(level)
+        return (rows[:, None] * self.grids[-1][1] + columns).flatten()
+
 
 class BurgersProblem(Problem):
     """Draw u at time 0; the ends of the interval are observed as well, as in the data."""
 
     def __init__(self, data: BurgersData) -> None:
         self.data = data
-        sizes = ((41, 96), (101, 256), data.grid)
+        sizes = ((41, 96), (101, 256), (201, 512), data.grid)
         smaller = ((min(t, data.times), min(x, data.points)) for t, x in sizes)
         self.grids = tuple(dict.fromkeys(smaller))
         self.times = burgers.saved_times(data.times, data.final_time)
@@ -115,6 +129,7 @@ class BurgersProblem(Problem):
             "kind": "burgers",
             "title": "Burgers",
             "reference": "Exact (Cole–Hopf)",
+            "value": "u",
             "axes": [
                 {"name": "time t", "low": 0, "high": self.data.final_time},
                 {"name": "space x", "low": self.cells[0].item(), "high": self.cells[-1].item()},
@@ -146,17 +161,10 @@ class BurgersProblem(Problem):
             index_coordinates(where, self.data.grid)[None], values[None, :, None], condition
         )
 
-    def queries(self, level: int) -> Float[Tensor, "1 q 2"]:
-        return index_coordinates(index_product(self._held(level)), self.data.grid)[None]
-
     def reference(self, given: Given, level: int, proceed: Proceed) -> Float[Tensor, "h w"]:
         proceed()
-        rows, columns = self._held(level)
+        rows, columns = self.rows_and_columns(level)
         return self._solution(given)[rows][:, columns]
-
-    def _held(self, level: int) -> tuple[Tensor, Tensor]:
-        rows, columns = map(subset_indices, self.data.grid, self.grids[level])
-        return rows, columns
 
     def _solution(self, given: Given) -> Float[Tensor, "t x"]:
         """On the grid of the data; the last one is kept."""
@@ -184,6 +192,7 @@ class DarcyProblem(Problem):
             "kind": "darcy",
             "title": "Darcy flow",
             "reference": "Exact (solver)",
+            "value": "u",
             "axes": [{"name": name, "low": low, "high": high} for name in "yx"],
             "points": self.data.resolution,
             "coefficient": [darcy.LOW, darcy.HIGH],
@@ -203,13 +212,7 @@ class DarcyProblem(Problem):
         return Given(tuple(darcy.HIGH if digit == "1" else darcy.LOW for digit in text))
 
     def observe(self, given: Given) -> Observations:
-        everywhere = tuple(torch.arange(size) for size in self.data.grid)
-        where = index_coordinates(index_product(everywhere), self.data.grid)
-        return Observations(where[None], torch.tensor(given.numbers)[None, :, None])
-
-    def queries(self, level: int) -> Float[Tensor, "1 q 2"]:
-        held = tuple(map(subset_indices, self.data.grid, self.grids[level]))
-        return index_coordinates(index_product(held), self.data.grid)[None]
+        return Observations(self.queries(), torch.tensor(given.numbers)[None, :, None])
 
     def reference(self, given: Given, level: int, proceed: Proceed) -> Float[Tensor, "h w"]:
         proceed()
@@ -218,9 +221,9 @@ class DarcyProblem(Problem):
         places = torch.arange(intervals + 1) / intervals * self.data.fine
         nearest = ((places - 1) / self.stride).round().long().clamp(0, self.data.resolution - 1)
         solution = darcy.solve(painted[nearest][:, nearest][None], tolerance=1e-6)[0]
-        for _ in range(2):  # linear interpolation along the first axis, which then becomes the last
-            place = self.nodes[subset_indices(self.data.resolution, self.grids[level][0])]
-            place = place * intervals
+        for kept in self.rows_and_columns(level):
+            # Linear interpolation along the first axis, which then becomes the last.
+            place = self.nodes[kept] * intervals
             left = place.long().clamp(max=intervals - 1)
             share = (place - left)[:, None]
             solution = ((1 - share) * solution[left] + share * solution[left + 1]).T
@@ -235,23 +238,28 @@ class PointsProblem(Problem):
 
     grids = ((48, 48), (128, 128))
 
-    def __init__(self, samples: PointSamples) -> None:
+    def __init__(self, test: TestSplit[PointSamples]) -> None:
+        samples = test.samples
         if samples.domain.axes != 2:
             raise ValueError(
                 f"fst explore shows points on two axes, these have {samples.domain.axes}"
             )
-        self.samples = samples
+        self.test, self.samples = test, samples
         self.numbers_each = 2 + samples.value_channels
 
     def describe(self) -> dict[str, Any]:
-        ends = zip("xy", self.samples.domain.low, self.samples.domain.high, strict=True)
+        samples, test = self.samples, self.test
+        names = labels_with_units(test.axes, "axis", 2).tolist()
+        ends = zip(names, samples.domain.low, samples.domain.high, strict=True)
         return {
             "kind": "points",
             "title": "Own points",
             "reference": "Nearest target",
             "axes": [{"name": name, "low": low, "high": high} for name, low, high in ends],
+            "sensed": str(labels_with_units(test.values, "value", samples.value_channels)[0]),
+            "value": str(labels_with_units(test.targets, "target", samples.output_channels)[0]),
             "each": self.numbers_each,
-            "samples": len(self.samples),
+            "numbers": test.numbers or tuple(range(len(samples))),
         }
 
     def draw(self, number: int) -> list[float]:
@@ -282,14 +290,15 @@ class PointsProblem(Problem):
         positions = self.samples.domain.from_unit(sensors[..., :2])
         return Observations(positions, sensors[..., 2:], condition)
 
-    def queries(self, level: int) -> Float[Tensor, "1 q 2"]:
-        return self.samples.domain.from_unit(self._unit_grid(level)[None])
+    def queries(self) -> Float[Tensor, "1 q 2"]:
+        return self.samples.domain.from_unit(super().queries())
 
     def reference(self, given: Given, level: int, proceed: Proceed) -> Float[Tensor, "h w"]:
         batch = self.targets(given)
         places = self.samples.domain.to_unit(batch.queries)[0]
+        asked = super().queries()[0, self.points(level)]
         nearest = []
-        for part in self._unit_grid(level).split(max(1, _DISTANCES_AT_ONCE // len(places))):
+        for part in asked.split(max(1, _DISTANCES_AT_ONCE // len(places))):
             proceed()
             nearest.append(torch.cdist(part, places).argmin(dim=1))
         return batch.targets[0, torch.cat(nearest), 0].reshape(self.grids[level])
@@ -304,7 +313,3 @@ class PointsProblem(Problem):
     def _batch(self, row: int) -> Batch:
         batch: Batch = self.samples.batch(torch.tensor([row]))
         return batch
-
-    def _unit_grid(self, level: int) -> Float[Tensor, "q 2"]:
-        everywhere = tuple(torch.arange(size) for size in self.grids[level])
-        return index_coordinates(index_product(everywhere), self.grids[level])

@@ -7,6 +7,7 @@ bounded, and one computation runs at a time: a request that a newer one has over
 import asyncio
 import json
 import socket
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+Explorers = Mapping[str, Callable[[], Explorer]]
+"""What the page can show, by name, each made when it is asked for; the first one is shown first."""
 
 
 class SupersededError(Exception):
@@ -71,14 +76,20 @@ class SameOrigin:
             await self.app(scope, receive, send_with_headers)
 
 
-def make_app(explorer: Explorer, port: int) -> ASGIApp:
+def make_app(explorers: Explorers, port: int) -> ASGIApp:
     """The application; `port` is part of the only host names it answers to."""
     worker = ThreadPoolExecutor(max_workers=1)  # one computation at a time
     newest = 0
 
-    async def compute(work: Any, *arguments: Any) -> Response:
+    async def compute(request: Request, work: Callable[[Explorer], Any]) -> Response:
+        def on_its_model() -> Any:
+            name = request.query_params.get("model", next(iter(explorers)))
+            if name not in explorers:
+                raise ValueError(f"model must be one of {', '.join(explorers)}")
+            return work(explorers[name]())
+
         try:
-            found = await asyncio.get_running_loop().run_in_executor(worker, work, *arguments)
+            found = await asyncio.get_running_loop().run_in_executor(worker, on_its_model)
         except SupersededError:
             return JSONResponse({"error": "a newer request has come"}, 409)
         except ValueError as error:
@@ -88,8 +99,8 @@ def make_app(explorer: Explorer, port: int) -> ASGIApp:
     async def page(request: Request) -> Response:
         return FileResponse(Path(__file__).parent / PAGES[request.url.path])
 
-    async def about(_: Request) -> Response:
-        return JSONResponse(explorer.describe())
+    async def about(request: Request) -> Response:
+        return await compute(request, lambda model: model.describe() | {"models": [*explorers]})
 
     async def draw(request: Request) -> Response:
         nonlocal newest
@@ -97,11 +108,11 @@ def make_app(explorer: Explorer, port: int) -> ASGIApp:
         text = request.query_params.get("number", "")
         number = {"number": int(text) if text.isdecimal() and len(text) < 12 else None}
 
-        def work() -> dict[str, Any]:
+        def work(model: Explorer) -> dict[str, Any]:
             chosen = whole_number(number, "number", 0, LARGEST_DRAW)
-            return {"input": explorer.problem.draw(chosen)}
+            return {"input": model.problem.draw(chosen)}
 
-        return await compute(work)
+        return await compute(request, work)
 
     async def answer(request: Request) -> Response:
         nonlocal newest
@@ -123,7 +134,7 @@ def make_app(explorer: Explorer, port: int) -> ASGIApp:
             if mine != newest:
                 raise SupersededError
 
-        return await compute(explorer.answer, asked, proceed)
+        return await compute(request, lambda model: model.answer(asked, proceed))
 
     routes = [Route(path, page) for path in PAGES]
     routes += [Route("/about", about), Route("/draw", draw)]
@@ -147,9 +158,9 @@ def listen(port: int) -> socket.socket:
     return listener
 
 
-def serve(explorer: Explorer, listener: socket.socket) -> None:
+def serve(explorers: Explorers, listener: socket.socket) -> None:
     """Answer until interrupted."""
-    app = make_app(explorer, listener.getsockname()[1])
+    app = make_app(explorers, listener.getsockname()[1])
     config = uvicorn.Config(
         app, log_level="warning", ws="none", timeout_graceful_shutdown=2, server_header=False
     )

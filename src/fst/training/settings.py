@@ -287,7 +287,7 @@ class TrainingSettings:
     augment: bool = False
     """Apply the exact symmetries of the data at random. Off in the paper."""
     compile: bool | None = None
-    """Compile each step with torch.compile; None: on GPUs that the compiler knows."""
+    """Compile each step with torch.compile; None: on a GPU."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "reduce-overhead"
     """Passed to torch.compile."""
 
