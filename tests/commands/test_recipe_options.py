@@ -279,16 +279,24 @@ def test_target_channels_of_different_sizes_are_standardised(tmp_path):
     assert "channels differ by a factor of 1e+04" in choice.reasons["loss"]
 
 
+@pytest.fixture
+def five_steps_a_second(monkeypatch):
+    """As if measured, so that a busy machine does not find a time too short."""
+    measured = Calibration(updates=5, seconds=1.0, peak_memory_gib=None, validation_seconds=0.01)
+    monkeypatch.setattr(budget, "calibrate", lambda *_, **__: measured)
+
+
+@pytest.mark.usefixtures("five_steps_a_second")
 def test_the_block_before_training_says_what_was_asked_and_what_was_chosen(
     points, tmp_path, capsys
 ):
-    words = ("--data", points, "--out", tmp_path / "a", "--batch-size", 3, "--minutes", 0.02)
+    words = ("--data", points, "--out", tmp_path / "a", "--batch-size", 3, "--minutes", 0.1)
     assert train("own/fst", *words, "--training.objective.scale", "absolute") == 0
     block = capsys.readouterr().out
     assert re.search(r"model .*\[as asked\]", block)  # the test's own sizes
     assert re.search(r"loss +l2  \[as asked\]", block, re.IGNORECASE)
     assert re.search(r"batch +3 samples.*\[as asked\]", block)
-    assert re.search(r"steps .*\[as many as fit into 0\.02 minutes", block)
+    assert re.search(r"steps .*\[as many as fit into 0\.1 minutes", block)
     assert re.search(r"regularisation .*\[16 training samples, fewer than 1,000\]", block)
 
 
@@ -323,9 +331,10 @@ def test_conditions_that_span_decades_enter_by_their_logarithm(condition, logari
     assert choice.recipe.model.log_condition == logarithm
 
 
+@pytest.mark.usefixtures("five_steps_a_second")
 def test_the_block_before_training_says_how_the_condition_enters(tmp_path, capsys):
     file = write(tmp_path / "mine.h5", condition=lambda phase: [10**phase])
-    assert train("own/fst", "--data", file, "--out", tmp_path / "run", "--minutes", 0.02) == 0
+    assert train("own/fst", "--data", file, "--out", tmp_path / "run", "--minutes", 0.1) == 0
     assert re.search(
         r"condition +its logarithm .*--model\.no-log-condition", capsys.readouterr().out
     )

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fst.rbf import rbf_weights
+from fst.rbf import rbf_blend, rbf_weights
 from kernel_examples import DEVICE, HALF, exact_blend, relative
 
 blend = pytest.importorskip("fst.kernels.blend")
@@ -27,6 +27,11 @@ def scattered(batch, points, anchors, channels, axes, scale, dtype=torch.float32
 
 def blend_errors(inputs, learned_points=True):
     """Relative errors of the fused blend and of its gradients."""
+    return blend_and_plain_errors(inputs, learned_points)[0]
+
+
+def blend_and_plain_errors(inputs, learned_points=True):
+    """Of the fused blend and of the plain formula, both in the inputs' own precision."""
     dtype = inputs[3].dtype
     learned = inputs if learned_points else inputs[1:]
     count = len(learned)
@@ -34,14 +39,18 @@ def blend_errors(inputs, learned_points=True):
     expected = exact_blend(*exact)
     upstream = torch.randn_like(expected).to(dtype)
     wanted = torch.autograd.grad(expected, exact[-count:], upstream.double())
-    mine = [tensor.clone() for tensor in inputs]
-    for tensor in mine[-count:]:
-        tensor.requires_grad_()
-    found = blend.fused_blend(*mine)
-    assert found.dtype == dtype
-    gradients = torch.autograd.grad(found, mine[-count:], upstream)
-    pairs = [(found, expected), *zip(gradients, wanted, strict=True)]
-    return [relative(a.detach(), b.detach()) for a, b in pairs]
+
+    def errors(function):
+        mine = [tensor.clone() for tensor in inputs]
+        for tensor in mine[-count:]:
+            tensor.requires_grad_()
+        found = function(*mine)
+        assert found.dtype == dtype
+        gradients = torch.autograd.grad(found, mine[-count:], upstream)
+        pairs = [(found, expected), *zip(gradients, wanted, strict=True)]
+        return [relative(a.detach(), b.detach()) for a, b in pairs]
+
+    return errors(blend.fused_blend), errors(rbf_blend)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -51,12 +60,13 @@ def blend_errors(inputs, learned_points=True):
 )  # fmt: skip
 def test_the_blend_at_any_size(points, anchors, channels, axes, scale):
     inputs = scattered(2, points, anchors, channels, axes, scale)
-    forward, *gradients = blend_errors(inputs)
-    assert forward < 2e-6
+    (forward, *gradients), (plain, *plain_gradients) = blend_and_plain_errors(inputs)
+    # Far from all anchors single precision itself is worse: there the plain formula is the measure.
+    assert forward < max(2e-6, 5 * plain)
     # A gradient that vanishes (one anchor holds all the weight) has no relative error to speak of.
     weights = rbf_weights(*(tensor.double() for tensor in inputs[:3]))
     if (weights.amax(dim=-1) < 0.9).any():
-        assert max(gradients) < 2e-5
+        assert max(gradients) < max(2e-5, 5 * max(plain_gradients))
 
 
 @pytest.mark.parametrize("channels", [1, 16, 128, 129, 176, 200, 256])
