@@ -25,13 +25,8 @@ def scattered(batch, points, anchors, channels, axes, scale, dtype=torch.float32
     return [tensor.to(DEVICE) for tensor in given]
 
 
-def blend_errors(inputs, learned_points=True):
-    """Relative errors of the fused blend and of its gradients."""
-    return blend_and_plain_errors(inputs, learned_points)[0]
-
-
-def blend_and_plain_errors(inputs, learned_points=True):
-    """Of the fused blend and of the plain formula, both in the inputs' own precision."""
+def blend_errors(inputs, learned_points=True, function=blend.fused_blend):
+    """Relative errors of the fused blend, or of another function, and of its gradients."""
     dtype = inputs[3].dtype
     learned = inputs if learned_points else inputs[1:]
     count = len(learned)
@@ -39,18 +34,14 @@ def blend_and_plain_errors(inputs, learned_points=True):
     expected = exact_blend(*exact)
     upstream = torch.randn_like(expected).to(dtype)
     wanted = torch.autograd.grad(expected, exact[-count:], upstream.double())
-
-    def errors(function):
-        mine = [tensor.clone() for tensor in inputs]
-        for tensor in mine[-count:]:
-            tensor.requires_grad_()
-        found = function(*mine)
-        assert found.dtype == dtype
-        gradients = torch.autograd.grad(found, mine[-count:], upstream)
-        pairs = [(found, expected), *zip(gradients, wanted, strict=True)]
-        return [relative(a.detach(), b.detach()) for a, b in pairs]
-
-    return errors(blend.fused_blend), errors(rbf_blend)
+    mine = [tensor.clone() for tensor in inputs]
+    for tensor in mine[-count:]:
+        tensor.requires_grad_()
+    found = function(*mine)
+    assert found.dtype == dtype
+    gradients = torch.autograd.grad(found, mine[-count:], upstream)
+    pairs = [(found, expected), *zip(gradients, wanted, strict=True)]
+    return [relative(a.detach(), b.detach()) for a, b in pairs]
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -60,7 +51,11 @@ def blend_and_plain_errors(inputs, learned_points=True):
 )  # fmt: skip
 def test_the_blend_at_any_size(points, anchors, channels, axes, scale):
     inputs = scattered(2, points, anchors, channels, axes, scale)
-    (forward, *gradients), (plain, *plain_gradients) = blend_and_plain_errors(inputs)
+    errors = []
+    for function in (blend.fused_blend, rbf_blend):
+        torch.manual_seed(1)  # the same gradient from above
+        errors.append(blend_errors(inputs, function=function))
+    (forward, *gradients), (plain, *plain_gradients) = errors
     # Far from all anchors single precision itself is worse: there the plain formula is the measure.
     assert forward < max(2e-6, 5 * plain)
     # A gradient that vanishes (one anchor holds all the weight) has no relative error to speak of.
