@@ -1,11 +1,16 @@
-"""One of several training processes, started by torchrun: `training_ranks.py FOLDER`."""
+"""One of several training processes, started by torchrun: `training_ranks.py FOLDER`.
+
+With the name of a signal behind the folder the second process sends that to itself on the way.
+"""
 
 import os
 import signal
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 
 from fst.training import Interrupted, TrainingError, run_folder
 from fst.training.loop import build_accelerator, end_processes
@@ -63,8 +68,29 @@ def refused_by_a_lock(path: Path) -> None:
         print(f"rank {os.environ['RANK']} refused: {error}")
 
 
+def left_alone(path: Path, number: signal.Signals) -> None:
+    """The second process is killed or frozen after six steps; the first does not wait for ever."""
+    PartialState(cpu=True, timeout=timedelta(seconds=6))
+    update = Trainer.update
+
+    def signalled(trainer: Trainer) -> None:
+        if trainer.state.step == 6 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), number)
+        update(trainer)
+
+    Trainer.update = signalled  # type: ignore[method-assign]
+    try:
+        tiny_train(path, RANKS_SETTINGS)
+    except TrainingError as error:
+        print(error, flush=True)
+        os._exit(1)
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
+    if len(sys.argv) > 2:
+        left_alone(folder, signal.Signals[sys.argv[2]])
+        sys.exit("nothing happened")
     tiny_train(folder / "two", RANKS_SETTINGS)
     refused_by_a_lock(folder / "busy")
     interrupted_on_one_process(folder / "interrupted")

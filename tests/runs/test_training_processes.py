@@ -32,6 +32,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def environment() -> dict[str, str]:
+    paths = os.pathsep.join(path for path in sys.path if path)
+    return os.environ | RANKS_ENVIRONMENT | {"PYTHONPATH": paths}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with the same run by one process, by two, and by two with an interruption.
@@ -45,13 +50,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     whole = dataclasses.replace(IMAGE_RANKS_SETTINGS, accumulate=1)
     image_train(folder / "one-images", whole)
     streamed_train(folder / "one-streamed", whole)
-    paths = os.pathsep.join(path for path in sys.path if path)
     with held(folder / "busy"):
         done = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
              "--master-addr=127.0.0.1", f"--master-port={free_port()}",
              training_ranks.__file__, str(folder)],
-            env=os.environ | RANKS_ENVIRONMENT | {"PYTHONPATH": paths},
+            env=environment(),
             capture_output=True,
             text=True,
             timeout=240,
@@ -128,3 +132,27 @@ def test_a_folder_in_use_is_refused_by_all_processes(runs: tuple[Path, str]) -> 
     _, output = runs
     for rank in (0, 1):
         assert f"rank {rank} refused: another process is at work in " in output
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_a_killed_or_frozen_process_ends_the_run_with_a_way_on(name: str, tmp_path: Path) -> None:
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, training_ranks.__file__, str(tmp_path / "run"), name],
+            env=environment() | group | {"RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    try:
+        said, _ = ranks[0].communicate(timeout=120)
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
+    assert ranks[0].returncode == 1
+    assert "another process has ended or does not answer" in said
+    assert "--resume" in said
+    assert "step-00000006" in said
