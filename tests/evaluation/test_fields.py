@@ -204,7 +204,7 @@ def test_fields_come_back_as_they_were(saved):
 
 
 def test_files_of_the_first_version_are_read(tmp_path):
-    old = read_fields(RESULTS / "demo-cpu" / "results" / "fields.npz")
+    old = read_fields(RESULTS / "fast-burgers-single-h200" / "results" / "fields.npz")
     assert old.axis_labels.tolist() == ["time t", "space x"]
     error = np.linalg.norm(old.prediction - old.truth, axis=1)
     error /= np.linalg.norm(old.truth, axis=1)
