@@ -19,7 +19,7 @@ from matplotlib import pyplot as plt
 import fst
 from fst.metrics import relative_l2, squared_relative_l2
 
-STEPS = 1500  # 2 in tests
+STEPS = 1200  # 2 in tests
 REACH = 0.25  # the distance over which the field forgets itself
 
 torch.manual_seed(0)
