@@ -460,3 +460,10 @@ def test_a_request_names_its_model(all_shipped: Path) -> None:
     refused = client.get("/about?model=../darcy")
     assert refused.status_code == 400
     assert "model must be one of burgers-single" in refused.json()["error"]
+
+
+def test_requests_cannot_fill_the_memory(explorer: Explorer) -> None:
+    asked = question(explorer)
+    for count in range(1, 17):
+        explorer.answer(asked | {"neighbors": count})
+    assert len(explorer._predictions) == 1

@@ -38,7 +38,8 @@ class Explorer:
         self._given: Given | None = None
         self._output: Output | None = None
         self._references: dict[int, Tensor] = {}
-        # By number of neighbours, on the finest grid; NaN where nobody has asked yet.
+        # On the finest grid, by the number of neighbours that was asked for last; NaN where nobody
+        # has asked yet. More of them would let requests fill the memory.
         self._predictions: dict[int | None, Tensor] = {}
 
     def describe(self) -> dict[str, Any]:
@@ -111,7 +112,7 @@ class Explorer:
         if len(missing):
             queries = self.problem.queries()[:, missing]
             values[missing] = self._decoded(output, queries, neighbors, proceed)[:, 0]
-        self._predictions[neighbors] = values
+        self._predictions = {neighbors: values}
         return values[asked].reshape(grids[level])
 
     def _decoded(
