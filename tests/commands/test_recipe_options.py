@@ -12,7 +12,7 @@ import torch
 
 from fst.base import Model
 from fst.cli import main
-from fst.data import DataError, PointData, PointSample, point_data, write_points
+from fst.data import DataError, PointData, PointSample, point_data, point_files, write_points
 from fst.data.point_files import PointFile
 from fst.recipes import RECIPES, find, own
 from fst.training import budget
@@ -237,7 +237,8 @@ def test_the_choice_follows_device_and_samples(tmp_path):
 def test_a_choice_reads_a_bounded_number_of_samples_at_once(name, tmp_path, monkeypatch):
     """A file may be larger than the memory."""
     file = write(tmp_path / "many.h5", grid=True, samples=20)
-    monkeypatch.setattr(point_data, "BLOCK", 6)
+    for module in (point_data, point_files):
+        monkeypatch.setattr(module, "BLOCK", 6)
     read = []
     for kind in ("queries", "observations"):
         plain = getattr(PointFile, kind)

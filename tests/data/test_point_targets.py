@@ -68,7 +68,7 @@ class TestTargets:
         assert main(["train", "own/fst", *map(str, words)]) == 0
 
     def test_all_of_them_are_named_across_blocks(self, path, monkeypatch):
-        monkeypatch.setattr("fst.data.check._BLOCK_SAMPLES", 2)
+        monkeypatch.setattr("fst.data.point_files.BLOCK", 2)
         write_points(path, with_targets(0.0, 1.0, 1.0, 0.0, 2.0), DOMAIN)
         with pytest.raises(DataError, match="in samples 0, 3;"):
             check_file(path)

@@ -9,11 +9,13 @@ import torch
 from data_examples import DOMAIN, point_samples
 from fst.commands.explore import problem_of
 from fst.data import DataError, PointData, PointSample, read_points, write_points
+from fst.data.point_files import PointFile
 from fst.data.point_samples import PointSamples, StreamedPoints
 from fst.data.samples import Asked
 from fst.recipes import find
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import Batches
+from fst.types import Domain
 
 
 @pytest.fixture
@@ -132,3 +134,26 @@ def test_the_explorer_shows_points_of_a_run_that_streamed_them(path, tmp_path):
     recipe = replace(recipe, data=PointData(storage="streamed", workers=1))
     recipe = recipe.data.fit(recipe, path)
     assert problem_of(recipe, tmp_path, path).describe()
+
+
+def test_a_file_is_looked_through_in_blocks_of_few_points(tmp_path, monkeypatch):
+    """Of samples that are large, few are read at once: the file may be larger than the memory."""
+    sizes, random = (3, 50, 7, 200, 4, 4, 60), np.random.default_rng(0)
+    samples = [
+        PointSample(random.random((2, 1)), np.ones((2, 1)), random.random((n, 1)), np.ones((n, 1)))
+        for n in sizes
+    ]
+    write_points(tmp_path / "mine.h5", samples, Domain((0.0,), (1.0,)))
+    file = read_points(tmp_path / "mine.h5")
+    monkeypatch.setattr("fst.data.point_files.BLOCK_POINTS", 70)
+    monkeypatch.setattr("fst.data.point_data.BLOCK_POINTS", 70)
+    assert [block.tolist() for block in file.blocks()] == [[0, 1, 2], [3], [4, 5], [6]]
+    assert [block.tolist() for block in file.blocks(np.array([1, 4, 5, 2]))] == [[1, 4, 5], [2]]
+    read = []
+    queries = PointFile.queries
+    monkeypatch.setattr(
+        PointFile, "queries", lambda *given: read.append(queries(*given)) or read[-1]
+    )
+    PointData(storage="streamed", workers=1).load(tmp_path / "mine.h5")
+    PointData().training_targets(tmp_path / "mine.h5")
+    assert max(len(points.values) for points in read) <= 200  # the largest sample, alone

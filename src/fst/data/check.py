@@ -31,7 +31,6 @@ from fst.data.images import (
 from fst.data.samples import RunningMoments
 from fst.data.source import SPLITS, Partition
 
-_BLOCK_SAMPLES = 256
 _PATTERNS = ("*.hdf5", "*.h5", "*.pt")
 
 
@@ -164,8 +163,7 @@ def _check_points(path: Path) -> Description:
         point_files.check_trainable(path, file.partition, len(file))
     values, targets, conditions = map(_Channels, (file.values, file.targets, file.condition))
     learnable = point_samples.TargetCheck(file)
-    for first in range(0, len(file), _BLOCK_SAMPLES):
-        rows = np.arange(first, min(first + _BLOCK_SAMPLES, len(file)))
+    for rows in file.blocks():
         values.see(file.observations(rows).values)
         queried = file.queries(rows)
         targets.see(queried.values)

@@ -4,7 +4,7 @@ Enters: `PointSample`s in memory, or an `fst` point file, which is read a sample
 samples by number, and by `collate` a padded `Batch`: `DataLoader(data, collate_fn=fst.collate)`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,9 @@ class _Listed:
 
     def __getitem__(self, row: int) -> PointSample:
         return self.samples[row]
+
+    def blocks(self) -> Iterator[Int[np.ndarray, " k"]]:
+        yield np.arange(len(self))
 
     def observations(self, rows: Int[np.ndarray, " n"]) -> Points:
         return _end_to_end([(self[row].positions, self[row].values) for row in rows.tolist()])

@@ -19,6 +19,7 @@ from fst.data.files import DataError, UnfitError
 from fst.data.image_decoding import default_threads
 from fst.data.point_files import (
     BLOCK,
+    BLOCK_POINTS,
     PointFile,
     Points,
     PointSample,
@@ -87,8 +88,10 @@ class PointData(DataSource):
         """How many targets each training sample has; and those of some samples, evenly chosen."""
         file = self.describe(folder)
         rows = self.partition(file).training
-        some = np.linspace(0, len(rows) - 1, min(BLOCK, len(rows))).astype(int)
-        return np.diff(file.query_offsets)[rows], file.queries(rows[some])
+        sizes = np.diff(file.query_offsets)[rows]
+        fitting = max(1, BLOCK_POINTS // int(sizes.max(initial=1)))
+        some = np.linspace(0, len(rows) - 1, min(BLOCK, fitting, len(rows))).astype(int)
+        return sizes, file.queries(rows[some])
 
     def conditions(self, folder: Path) -> Float[np.ndarray, "n c"]:
         """Those of training and validation; without channels where there are none."""
@@ -254,6 +257,7 @@ class Functions(Protocol):
     def observation_offsets(self) -> Int[np.ndarray, " m"]: ...
     def __len__(self) -> int: ...
     def __getitem__(self, row: int) -> PointSample: ...
+    def blocks(self) -> Iterator[Int[np.ndarray, " k"]]: ...
     def observations(self, rows: Int[np.ndarray, " n"]) -> Points: ...
     def queries(self, rows: Int[np.ndarray, " n"]) -> Points: ...
 
@@ -293,7 +297,7 @@ def _shared_observations(file: Functions, name: str) -> int:
     counts = np.diff(file.observation_offsets)
     if (counts == len(first)).all() and all(
         np.allclose(file.observations(rows).positions.reshape(-1, *first.shape), first, atol=1e-6)
-        for rows in _blocks(file)
+        for rows in file.blocks()
     ):
         return len(first)
     raise UnfitError(
@@ -315,18 +319,13 @@ def _grid(file: Functions, name: str) -> tuple[int, ...]:
 
     if not whole or not all(
         on_grid(file.queries(rows).positions) and on_grid(file.observations(rows).positions)
-        for rows in _blocks(file)
+        for rows in file.blocks()
     ):
         raise UnfitError(
             f"{file.path}: {name} needs all points on one regular grid over the whole domain, and "
             "these are scattered; own/fst takes any points"
         )
     return shape
-
-
-def _blocks(file: Functions) -> Iterator[Int[np.ndarray, " n"]]:
-    """All rows, so many at a time that a file larger than the memory can be looked through."""
-    return (np.arange(at, min(at + BLOCK, len(file))) for at in range(0, len(file), BLOCK))
 
 
 def _differences(model: Any, file: Functions) -> dict[str, tuple[Any, Any]]:

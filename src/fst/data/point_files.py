@@ -50,7 +50,8 @@ VERSION = 1
 # So many numbers of float32 must fit into the domain on every axis: rounding a position, by half a
 # step at most, then moves it by less than DOMAIN_TOLERANCE and cannot take it out of the domain.
 LEAST_STEPS = 2**16
-BLOCK = 256  # samples read at once where a whole file is looked through
+# Samples, and points, read at once where a whole file is looked through.
+BLOCK, BLOCK_POINTS = 256, 2**22
 LAYOUT = f"an fst point file (HDF5 with attribute format = {FORMAT!r}, see docs/data.md)"
 
 # What else users have, and what makes points of it.
@@ -168,6 +169,18 @@ class PointFile:
 
     def __iter__(self) -> Iterator[PointSample]:
         return (self[row] for row in range(len(self)))
+
+    def blocks(self, rows: Int[np.ndarray, " n"] | None = None) -> Iterator[Int[np.ndarray, " k"]]:
+        """Rows, so few at a time that a file larger than the memory can be looked through."""
+        rows = np.arange(len(self)) if rows is None else rows
+        points = (np.diff(self.observation_offsets) + np.diff(self.query_offsets))[rows].cumsum()
+        first = 0
+        while first < len(rows):
+            read = points[first - 1] if first else 0
+            fits = int(np.searchsorted(points, read + BLOCK_POINTS, side="right"))
+            last = min(max(fits, first + 1), first + BLOCK)
+            yield rows[first:last]
+            first = last
 
     def bytes_of(self, rows: Int[np.ndarray, " n"]) -> int:
         """What the points of the given rows take in memory."""

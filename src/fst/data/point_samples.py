@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fst.data.files import DataError, reading
 from fst.data.images import listed
-from fst.data.point_files import BLOCK, LAYOUT, PointFile, Points
+from fst.data.point_files import LAYOUT, PointFile, Points
 from fst.data.samples import (
     Asked,
     Batch,
@@ -255,8 +255,7 @@ class StreamedPoints(Streamed, Samples):
     def look_through(self, *, learned: bool) -> Statistics:
         """Statistics, from one pass over the split; raise where a relative error is undefined."""
         values, check = RunningMoments(self.value_channels), TargetCheck(self.file)
-        for first in range(0, len(self), BLOCK):
-            rows = self.rows[first : first + BLOCK]
+        for rows in self.file.blocks(self.rows):
             values.see(self.file.observations(rows, self._open()).values)
             check.see(rows, self.file.queries(rows, self._open()))
         check.finish(learned=learned)
