@@ -12,6 +12,7 @@ from fst.base import build_model, parameter_count
 from fst.baselines.fno import FNOConfig
 from fst.baselines.shared import GridOutput
 from fst.data import BurgersData, DarcyData
+from fst.data.samples import subset_indices
 from fst.recipes import RECIPES, describe, find
 from fst.recipes.comparison import models_of
 from fst.recipes.fast import TASKS
@@ -30,7 +31,7 @@ MENDED = [name for name in FAST if name.endswith("-mended")]
 
 
 @pytest.mark.parametrize("name", [name for name in FAST if name not in MENDED])
-def test_only_training_symmetries_and_scales_differ_from_the_papers_recipe(name):
+def test_only_training_scales_and_the_choice_of_targets_differ_from_the_papers_recipe(name):
     fast, paper = find(name), find(name.removeprefix("fast/"))
     model = paper.model
     if name in LOCAL:
@@ -42,12 +43,21 @@ def test_only_training_symmetries_and_scales_differ_from_the_papers_recipe(name)
     if isinstance(paper.data, DarcyData):
         assert fast.data == replace(paper.data, symmetries="square")
     else:
-        assert fast.data == paper.data
+        assert fast.data.supervision_grid == (paper.data.supervision_grid and (201, 100))
+        grids = {"supervision_grid": None, "validation_grid": (201, 100)}
+        assert replace(fast.data, **grids) == replace(paper.data, **grids)
     names = [field.name for field in fields(fast.training)]
     different = {n for n in names if getattr(fast.training, n) != getattr(paper.training, n)}
     assert different <= CHANGED
     assert fast.training.augment
     assert fast.training.clip == 1.0
+
+
+@pytest.mark.parametrize("name", [name for name in FAST if "burgers" in name])
+def test_every_saved_time_of_burgers_is_among_the_targets(name):
+    data = find(name).data
+    times = (data.supervision_grid or data.grid)[0]
+    assert subset_indices(data.times, times).tolist() == list(range(data.times))
 
 
 @pytest.mark.parametrize("name", MENDED)

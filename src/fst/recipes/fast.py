@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from fst.config import FunctionSpaceConfig
-from fst.data import DarcyData
+from fst.data import BurgersData, DarcyData
 from fst.recipes import burgers, darcy
 from fst.recipes.recipe import Recipe
 from fst.training.schedules import WarmupCosine
@@ -24,21 +24,42 @@ class Task:
 
     title: str
     steps: int
+    data: Callable[[Any], Any]
+    """The paper's data to those here."""
     note: str = ""
     """A line for the descriptions."""
-    data: DarcyData | None = None
-    """Instead of the paper's."""
+
+
+# Every saved time. The paper's 100 leave out the first after t = 0, by which a solution of high
+# viscosity has changed most: a model that never saw it was wrong by 9 % of the norm there alone.
+ALL_TIMES = (201, 100)
+
+
+def at_all_times(data: BurgersData) -> BurgersData:
+    """Burgers with targets at every saved time, also in validation where the paper has 100."""
+    whole, hundred = data.supervision_grid is None, data.validation_grid == (100, 100)
+    return replace(
+        data,
+        supervision_grid=None if whole else ALL_TIMES,
+        validation_grid=ALL_TIMES if hundred else data.validation_grid,
+    )
+
+
+def of_the_square(data: DarcyData) -> DarcyData:
+    """Darcy with all eight symmetries."""
+    return replace(data, symmetries="square")
 
 
 TASKS = {
-    "burgers-single": Task("Single-viscosity Burgers", steps=34_500),
+    "burgers-single": Task("Single-viscosity Burgers", 34_500, at_all_times),
     "burgers-all": Task(
         "Burgers at twelve viscosities",
-        steps=33_000,
+        33_000,
+        at_all_times,
         # To be moved by the symmetries, solutions must lie on the device as a whole.
-        note="Data: 26,200 trajectories, 22 GB on disk, 20 GB on the device.",
+        "Data: 26,200 trajectories, 22 GB on disk, 20 GB on the device.",
     ),
-    "darcy": Task("Darcy flow", steps=20_000, data=DarcyData(symmetries="square")),
+    "darcy": Task("Darcy flow", 20_000, of_the_square),
 }
 
 
@@ -143,7 +164,7 @@ def fast(variant: Variant) -> Recipe:
     model = base.model
     if variant.length_scales is not None:
         model = replace(cast(FunctionSpaceConfig, model), length_scales=variant.length_scales)
-    data = task.data or base.data
+    data = task.data(base.data)
     return base.derive(f"fast/{base.name}", model=model, training=training, data=data)
 
 
