@@ -12,6 +12,7 @@ from rich.console import Console
 
 from fst.base import Model, build_model, parameter_count
 from fst.commands.device import choose_device
+from fst.config import OperatorConfig
 from fst.data.samples import Rows
 from fst.data.source import DataSource, TrainingSplit, ValidationSplit
 from fst.io import differences, flat, read_json, read_object, write_json
@@ -42,10 +43,6 @@ FREE = (
     "training.tensorboard",
     "training.wandb",
 )
-
-
-class OtherDataError(TrainingError):
-    """The data are not those that something was begun with."""
 
 
 def train(
@@ -127,40 +124,33 @@ def _block(
     recipe: Recipe, reasons: Mapping[str, str], plan: Plan, model: Model, samples: int
 ) -> str:
     """What a run will do, why, and how long it will take."""
-    settings, measured = recipe.training, plan.calibration
+    settings, measured, config = recipe.training, plan.calibration, recipe.model
+    condition = ""  # of models that see none
+    if isinstance(config, OperatorConfig) and config.condition_channels:
+        condition = "its logarithm" if config.log_condition else "as it is"
+    rate, compiling = measured.steps_per_second, measured.compilation_seconds
     validations = math.ceil(plan.steps / settings.validate_every)
-    seconds = plan.steps / measured.steps_per_second + validations * measured.validation_seconds
-    compiling = measured.compilation_seconds
+    seconds = plan.steps / rate + validations * measured.validation_seconds
+    speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
     drawn = "all targets" if settings.queries is None else f"{settings.queries:,} targets"
     average = "no average" if settings.average is None else f"weights averaged ({settings.average})"
     epochs = plan.steps * settings.batch_size / samples
     lines = {
         "model": f"{parameter_count(model):,} parameters",
-        **_condition(recipe.model),
+        "condition": condition,
         "loss": settings.objective.loss_name,
         "batch": f"{settings.batch_size} samples, {drawn} of each",
         "steps": f"{plan.steps:,}, which is {epochs:,.0f} epochs",
         "regularisation": f"weight decay {settings.weight_decay:g}, {average}, best on validation",
-        "time": f"{duration(seconds)} at {_rounded(measured.steps_per_second)} steps a second "
-        "(measured)"
+        "time": f"{duration(seconds)} at {speed} steps a second (measured)"
         + (f", and at most {duration(compiling)} to compile" if compiling >= 1 else ""),
     }
     shown = [
         f"  {name:15}{text}{f'  [{reasons[name]}]' if name in reasons else ''}"
         for name, text in lines.items()
+        if text
     ]
     return "\n".join((recipe.name, *shown))
-
-
-def _rounded(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-
-
-def _condition(config: Any) -> dict[str, str]:
-    """How the model sees the condition, where there is one."""
-    if not getattr(config, "condition_channels", 0):
-        return {}
-    return {"condition": "its logarithm" if config.log_condition else "as it is"}
 
 
 def start(
@@ -297,7 +287,7 @@ def require_same_data(
     for name, value in found.items():
         before = recorded.get(name, value)
         if not _same(before, value):
-            raise OtherDataError(
+            raise TrainingError(
                 f"the training data{source} are not those that {folder} was started with: "
                 f"{name} was {_short(before)}, is {_short(value)}"
             )
