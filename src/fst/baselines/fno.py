@@ -11,7 +11,6 @@ from math import prod
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from fst.baselines.shared import GridOutput, check_observed_once, observed_cells, place_on_grid
@@ -96,9 +95,6 @@ class FNO(Operator):
         fields = torch.cat(channels, dim=-1).transpose(1, 2).unflatten(-1, config.grid)
         coordinates = self.coordinates.expand(batch, *self.coordinates.shape)
         predicted = self.network(torch.cat((fields, coordinates), dim=1))  # b c *grid
-        return self._on_grid(predicted)
-
-    def _on_grid(self, predicted: Float[Tensor, "b c *grid"]) -> GridOutput:
         flat = predicted.flatten(2).transpose(1, 2)  # b g c
         return GridOutput(self.domain, self.config.grid, self.standardize_outputs.restore(flat))
 
