@@ -66,7 +66,6 @@ def train(
     chosen = choose_device(device)
     RunFolder.require_free(out)
     recipe.data.check_options(recipe)  # before training, not after it
-    check_data_folder(recipe, data)
     data = data_path(recipe, data)
     recipe = recipe.data.fit(recipe, data)
     check_batch_size(recipe.training, PartialState().num_processes)
@@ -307,27 +306,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def check_data_folder(recipe: Recipe, data: Path | None) -> None:
-    """Raise where --data names something that is not this recipe's data.
-
-    Files are made in a folder that is absent, empty or already holds some of them; never among
-    somebody's other files.
-    """
-    if data is None or recipe.data.own or not data.exists():
-        return
-    if not data.is_dir():
-        raise TrainingError(f"--data must be a folder for {recipe.name}, {data} is a file")
-    names = {path.name for path in data.iterdir()}
-    wanted = [path.name for path in recipe.data.files(data)]
-    if names and not any(
-        f"{name}{end}" in names for name in wanted for end in ("", ".part", ".part.new")
-    ):
-        raise TrainingError(
-            f"{data} holds none of the files that {recipe.name} needs, such as {wanted[0]}; name "
-            "their folder, or an empty one to make them in"
-        )
-
-
 def prepare_model(recipe: Recipe, training: Rows) -> Model:
     """The untrained model, with the statistics of the training data."""
     torch.manual_seed(recipe.training.seed)
@@ -366,12 +344,29 @@ def load_weights(model: Model, source: str | Path) -> None:
 
 
 def data_path(recipe: Recipe, data: Path | None) -> Path:
-    """Where a recipe's data lie: the path given, or its own folder under ./data."""
-    if data is not None:
+    """Where a recipe's data lie: the path given, or its own folder under ./data.
+
+    Files are made in a folder that is absent, empty or already holds some of them; never among
+    somebody's other files.
+    """
+    if data is None:
+        if recipe.data.own and not recipe.data_folder:
+            raise TrainingError(f"recipe {recipe.name} needs {recipe.data.own}")
+        return Path("data") / recipe.data_folder
+    if recipe.data.own or not data.exists():
         return data
-    if recipe.data.own and not recipe.data_folder:
-        raise TrainingError(f"recipe {recipe.name} needs {recipe.data.own}")
-    return Path("data") / recipe.data_folder
+    if not data.is_dir():
+        raise TrainingError(f"--data must be a folder for {recipe.name}, {data} is a file")
+    names = {path.name for path in data.iterdir()}
+    wanted = [path.name for path in recipe.data.files(data)]
+    if names and not any(
+        f"{name}{end}" in names for name in wanted for end in ("", ".part", ".part.new")
+    ):
+        raise TrainingError(
+            f"{data} holds none of the files that {recipe.name} needs, such as {wanted[0]}; name "
+            "their folder, or an empty one to make them in"
+        )
+    return data
 
 
 def recorded_data(run: Path) -> Path:

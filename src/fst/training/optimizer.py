@@ -256,13 +256,10 @@ class Optimizer:
         return self._update.step(limit, exchange, record=self.record)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        gradients = []
-        for _, parameter in self.parameters:
-            if set_to_none:
+        if set_to_none:
+            for _, parameter in self.parameters:
                 parameter.grad = None
-            elif parameter.grad is not None:
-                gradients.append(parameter.grad)
-        if gradients:
+        elif gradients := [each.grad for _, each in self.parameters if each.grad is not None]:
             torch._foreach_zero_(gradients)
 
     def state_dict(self) -> dict[str, Any]:
