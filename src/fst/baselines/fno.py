@@ -68,16 +68,8 @@ class FNO(Operator):
             config.domain, config.value_channels, config.output_channels, config.condition_channels
         )
         self.config = config
-        channels = config.value_channels + int(config.mask_channel) + config.condition_channels
         self.register_buffer("coordinates", grid_embedding(config.grid), persistent=False)
-        self.network = build_network(
-            channels,
-            config.output_channels,
-            config.width,
-            config.layers,
-            config.modes,
-            config.odd_axes,
-        )
+        self.network = build_network(config)
         if config.condition_channels:
             self.condition = ConditionChannels(config.condition_channels, config.log_condition)
         self.register_state_dict_post_hook(_drop_package_metadata)  # type: ignore[no-untyped-call]

@@ -365,7 +365,7 @@ class Trainer:
         """Continue from a checkpoint of the same model and settings."""
         try:
             values = dict(checkpoint.values)
-            points = values.pop("points")
+            points = values.pop("points", None)
             self.state = from_json(values, TrainState, "state")
             parts = _by_part(checkpoint.tensors)
             self.model.load_state_dict(checkpoint.weights)
