@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch.autograd.graph import saved_tensors_hooks
 
 from fst.base import parameter_count
-from fst.vision import PatchEncoder, PatchGrid, cut, patch_grid
+from fst.vision import PatchConfig, PatchEncoder, PatchGrid, cut
 
 
 def test_patches_are_cut_row_by_row():
@@ -20,7 +20,7 @@ def test_patches_are_cut_row_by_row():
 
 
 def test_centres_and_bounds_tile_the_unit_box():
-    grid = patch_grid((8, 12), 4)
+    grid = PatchConfig(("a", "b"), (8, 12), 4).grid
     assert grid == PatchGrid(2, 3)
     like = torch.zeros(1, dtype=torch.float64)
     low, high = grid.bounds(like)
@@ -37,12 +37,12 @@ def test_centres_and_bounds_tile_the_unit_box():
         ((224, 230), 16, "image_size must be a multiple of patch_size .16. .* got 224 by 230"),
         ((8, 8), 0, "patch_size must be at least 1, got 0"),
         ((0, 8), 4, "image_size must be a multiple .* got 0 by 8"),
-        (224, 16, "image_size must be .height, width., got 224"),
+        (224, 16, "image_size must be a tuple of 2, each a whole number, got 224"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(image_size, patch_size, message):
-    with pytest.raises(ValueError, match=message):
-        patch_grid(image_size, patch_size)
+    with pytest.raises((ValueError, TypeError), match=message):
+        PatchConfig(("a", "b"), image_size, patch_size)
 
 
 def test_the_projection_commutes_with_the_mean():

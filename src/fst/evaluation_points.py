@@ -5,6 +5,7 @@ the same points on every device, and a run resumes by storing the position alone
 shared by the batch: a prediction does not depend on what else is in its batch.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ class PointDraws(NamedTuple):
         )
 
 
+@dataclass(eq=False)
 class ResampledPoints:
     """Fresh evaluation points at every refinement step: subset indices and scrambled Sobol.
 
@@ -34,27 +36,19 @@ class ResampledPoints:
     anchors without replacement.
     """
 
-    def __init__(
-        self,
-        steps: int,
-        anchors: int,
-        from_anchors: int,
-        from_sobol: int,
-        axes: int,
-        anchor_seed: int,
-        sobol_seed: int,
-    ) -> None:
-        self.steps = steps
-        self.anchors = anchors
-        self.from_anchors = from_anchors
-        self.from_sobol = from_sobol
-        self.axes = axes
-        self.anchor_seed = anchor_seed
-        self.sobol_seed = sobol_seed
+    steps: int
+    anchors: int
+    from_anchors: int
+    from_sobol: int
+    axes: int
+    anchor_seed: int
+    sobol_seed: int
+
+    def __post_init__(self) -> None:
         self.position = 0
-        self._engine = SobolEngine(axes, scramble=True, seed=sobol_seed)
+        self._engine = SobolEngine(self.axes, scramble=True, seed=self.sobol_seed)
         # How many passes the finite sequence serves before it repeats.
-        self._passes = 2**SobolEngine.MAXBIT // max(steps * from_sobol, 1)
+        self._passes = 2**SobolEngine.MAXBIT // max(self.steps * self.from_sobol, 1)
 
     def _subset(self, step: int) -> np.ndarray:
         # Philox is addressed by key and counter: the subset of any step without its predecessors.

@@ -156,14 +156,8 @@ class Operator(Model):
         self, training: Any, standardization: tuple[float, float] | None = None
     ) -> None:
         found = training.statistics()
-        values, outputs = (
-            (found.value_mean, found.value_std),
-            (found.output_mean, found.output_std),
-        )
-        if standardization is not None:
-            values = outputs = standardization
-        self.standardize_values.set(*values)
-        self.standardize_outputs.set(*outputs)
+        self.standardize_values.set(*standardization or (found.value_mean, found.value_std))
+        self.standardize_outputs.set(*standardization or (found.output_mean, found.output_std))
         if self.condition_channels:
             self.standardize_condition(training.conditions())
 

@@ -56,21 +56,6 @@ class PatchGrid:
         return self._corners(0.0, like), self._corners(1.0, like)
 
 
-def patch_grid(image_size: tuple[int, int], patch_size: int) -> PatchGrid:
-    """The grid of patches of one size in an image of another."""
-    if not isinstance(image_size, tuple) or len(image_size) != 2:
-        raise ValueError(f"image_size must be (height, width), got {image_size!r}")
-    height, width = image_size
-    if patch_size < 1:
-        raise ValueError(f"patch_size must be at least 1, got {patch_size}")
-    if min(height, width) < 1 or height % patch_size or width % patch_size:
-        raise ValueError(
-            f"image_size must be a multiple of patch_size ({patch_size}) on both axes, "
-            f"got {height} by {width}"
-        )
-    return PatchGrid(height // patch_size, width // patch_size)
-
-
 @dataclass(frozen=True)
 class PatchConfig(Config):
     """A classifier of images that are cut into patches."""
@@ -85,11 +70,17 @@ class PatchConfig(Config):
     def __post_init__(self) -> None:
         check_classes(self.class_names)
         super().__post_init__()
-        _ = self.grid  # image_size and patch_size are checked here, not when the model is built
+        height, width = self.image_size
+        if min(height, width) < 1 or height % self.patch_size or width % self.patch_size:
+            raise ValueError(
+                f"image_size must be a multiple of patch_size ({self.patch_size}) on both axes, "
+                f"got {height} by {width}"
+            )
 
     @property
     def grid(self) -> PatchGrid:
-        return patch_grid(self.image_size, self.patch_size)
+        height, width = self.image_size
+        return PatchGrid(height // self.patch_size, width // self.patch_size)
 
 
 @dataclass(frozen=True)

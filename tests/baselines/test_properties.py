@@ -147,7 +147,8 @@ def test_fno_as_published_does_not_commute_with_shifts_of_an_odd_axis():
 def test_which_frequencies_a_spectral_layer_keeps_and_where_they_go(times, odd_axes):
     """With the identity as weights the layer is a filter: waves come back, moved, or do not."""
     network = pytest.importorskip("fst.baselines.neuralop_network")
-    layer = network.build_network(1, 1, 2, 1, (10, 6), odd_axes).fno_blocks.convs[0]
+    config = FNOConfig(grid=(times, 32), width=2, layers=1, modes=(10, 6), odd_axes=odd_axes)
+    layer = network.build_network(config).fno_blocks.convs[0]
     with torch.no_grad():
         layer.weight.tensor.copy_(torch.eye(2)[:, :, None, None])
         layer.bias.zero_()

@@ -11,7 +11,6 @@ from math import prod
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from fst.baselines.shared import GridOutput, check_observed_once, observed_cells, place_on_grid
@@ -69,16 +68,8 @@ class FNO(Operator):
             config.domain, config.value_channels, config.output_channels, config.condition_channels
         )
         self.config = config
-        channels = config.value_channels + int(config.mask_channel) + config.condition_channels
         self.register_buffer("coordinates", grid_embedding(config.grid), persistent=False)
-        self.network = build_network(
-            channels,
-            config.output_channels,
-            config.width,
-            config.layers,
-            config.modes,
-            config.odd_axes,
-        )
+        self.network = build_network(config)
         if config.condition_channels:
             self.condition = ConditionChannels(config.condition_channels, config.log_condition)
         self.register_state_dict_post_hook(_drop_package_metadata)  # type: ignore[no-untyped-call]
@@ -96,9 +87,6 @@ class FNO(Operator):
         fields = torch.cat(channels, dim=-1).transpose(1, 2).unflatten(-1, config.grid)
         coordinates = self.coordinates.expand(batch, *self.coordinates.shape)
         predicted = self.network(torch.cat((fields, coordinates), dim=1))  # b c *grid
-        return self._on_grid(predicted)
-
-    def _on_grid(self, predicted: Float[Tensor, "b c *grid"]) -> GridOutput:
         flat = predicted.flatten(2).transpose(1, 2)  # b g c
         return GridOutput(self.domain, self.config.grid, self.standardize_outputs.restore(flat))
 

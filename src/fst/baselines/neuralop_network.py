@@ -7,11 +7,11 @@ from the caller: the package caches them on the device of its first call, and th
 
 The rest is the package's, mistakes included: release 2.0 takes an axis with an odd number of
 points, such as the 201 times of Burgers, back from the spectrum one frequency off (it shifts the
-spectrum forth twice instead of forth and back; mended upstream after that release). `OddAxes` says
-whether that stays so.
+spectrum forth twice instead of forth and back; mended upstream after that release).
+`FNOConfig.odd_axes` says whether that stays so.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,9 +19,8 @@ from neuralop.layers.spectral_convolution import SpectralConv
 from neuralop.models import FNO
 from torch import Tensor, nn
 
+from fst.baselines.fno import FNOConfig
 from fst.types import product_dtype
-
-OddAxes = Literal["published", "mended"]
 
 
 class SinglePrecisionSpectralConv(SpectralConv):  # type: ignore[misc]  # untyped
@@ -77,23 +76,18 @@ class InputConv(nn.Conv1d):
         return outputs.to(product_dtype(outputs))
 
 
-def build_network(
-    inputs: int,
-    outputs: int,
-    width: int,
-    layers: int,
-    modes: tuple[int, ...],
-    odd_axes: OddAxes = "published",
-) -> nn.Module:
-    """(b, inputs + axes, *grid) -> (b, outputs, *grid); the last inputs are the coordinates."""
+def build_network(config: FNOConfig) -> nn.Module:
+    """(b, inputs, *grid) -> (b, outputs, *grid): values, mask, condition and coordinates enter."""
+    mended = config.odd_axes == "mended"
+    inputs = config.value_channels + int(config.mask_channel) + config.condition_channels
     network: Any = FNO(
-        n_modes=modes,
-        in_channels=inputs + len(modes),
-        out_channels=outputs,
-        hidden_channels=width,
-        n_layers=layers,
+        n_modes=config.modes,
+        in_channels=inputs + config.domain.axes,
+        out_channels=config.output_channels,
+        hidden_channels=config.width,
+        n_layers=config.layers,
         positional_embedding=None,
-        conv_module=MendedSpectralConv if odd_axes == "mended" else SinglePrecisionSpectralConv,
+        conv_module=MendedSpectralConv if mended else SinglePrecisionSpectralConv,
     )
     network.lifting.fcs[0].__class__ = InputConv  # the package offers no choice of this layer
     module: nn.Module = network

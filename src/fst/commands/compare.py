@@ -15,7 +15,7 @@ moved in between, and so may the data.
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from fst.recipes import CHOOSE, find, own
 from fst.recipes import comparison as terms
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
-from fst.training.budget import Plan, make_plan, parse_budget, release
+from fst.training.budget import Plan, make_plan, parse_budget, release, spend
 from fst.training.errors import TrainingError
 from fst.training.run_folder import held
 
@@ -101,7 +101,12 @@ class ModelJob(jobs.Job):
             write_json(self.plan_file, asdict(plan))
         rate = plan.calibration.steps_per_second
         console.print(f"{plan.steps:,} steps, measured at {rate:.3g} a second", highlight=False)
-        recipe = terms.job_recipe(recipe, self.number, plan.steps, rate, compiled=plan.compiled)
+        settings = replace(
+            spend(recipe.training, plan.steps, rate),
+            seed=terms.seed_of(recipe, self.number),
+            compile=plan.compiled,
+        )
+        recipe = replace(recipe, training=settings)
         train_command.start(recipe, self.run, self.data, training, validation, console)
 
     def result(self, parameters: int | None) -> Result:

@@ -184,7 +184,6 @@ def find_data(folder: Path, recipe: Recipe, data: Path | None) -> Path:
     if data is None:
         last = (read_json(folder / DATA) or {}).get("path")
         data = Path(last) if isinstance(last, str) and Path(last).exists() else None
-    train_command.check_data_folder(recipe, data)
     return train_command.data_path(recipe, data).resolve()
 
 

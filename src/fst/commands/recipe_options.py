@@ -62,13 +62,10 @@ class TrainOptions:
     """Train so many times, with other seeds, into OUT/seed1, OUT/seed2, ..."""
 
 
-def _without_help(arguments: Sequence[str]) -> list[str]:
-    return [word for word in arguments if word not in ("-h", "--help")]
-
-
 def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console) -> None:
     """Start new runs from the words after `fst train`, the recipe's name first if there is one."""
-    short, _ = tyro.cli(ShortOptions, args=_without_help(arguments), return_unknown_args=True)
+    words = [word for word in arguments if word not in ("-h", "--help")]
+    short, _ = tyro.cli(ShortOptions, args=words, return_unknown_args=True)
     asked = _named(name, short)
     data, choice = short.data, None
     # The recipe of a run or a file leaves nothing to choose, and neither do weights for images.
@@ -108,7 +105,7 @@ def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console
     folders = [options.out]
     if options.seeds > 1:
         folders = [options.out / f"seed{number + 1}" for number in range(options.seeds)]
-    for folder in folders:
+    for folder in folders:  # before the first is trained
         RunFolder.require_free(folder)
     for number, folder in enumerate(folders, start=1):
         seed = seed_of(options.recipe, number)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from fst.base import Model, build_model, parameter_count
 from fst.commands.device import choose_device
+from fst.config import OperatorConfig
 from fst.data.samples import Rows
 from fst.data.source import DataSource, TrainingSplit, ValidationSplit
 from fst.io import differences, flat, read_json, read_object, write_json
@@ -44,10 +45,6 @@ FREE = (
 )
 
 
-class OtherDataError(TrainingError):
-    """The data are not those that something was begun with."""
-
-
 def train(
     recipe: Recipe,
     out: Path,
@@ -69,7 +66,6 @@ def train(
     chosen = choose_device(device)
     RunFolder.require_free(out)
     recipe.data.check_options(recipe)  # before training, not after it
-    check_data_folder(recipe, data)
     data = data_path(recipe, data)
     recipe = recipe.data.fit(recipe, data)
     check_batch_size(recipe.training, PartialState().num_processes)
@@ -127,40 +123,33 @@ def _block(
     recipe: Recipe, reasons: Mapping[str, str], plan: Plan, model: Model, samples: int
 ) -> str:
     """What a run will do, why, and how long it will take."""
-    settings, measured = recipe.training, plan.calibration
+    settings, measured, config = recipe.training, plan.calibration, recipe.model
+    condition = ""  # of models that see none
+    if isinstance(config, OperatorConfig) and config.condition_channels:
+        condition = "its logarithm" if config.log_condition else "as it is"
+    rate, compiling = measured.steps_per_second, measured.compilation_seconds
     validations = math.ceil(plan.steps / settings.validate_every)
-    seconds = plan.steps / measured.steps_per_second + validations * measured.validation_seconds
-    compiling = measured.compilation_seconds
+    seconds = plan.steps / rate + validations * measured.validation_seconds
+    speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
     drawn = "all targets" if settings.queries is None else f"{settings.queries:,} targets"
     average = "no average" if settings.average is None else f"weights averaged ({settings.average})"
     epochs = plan.steps * settings.batch_size / samples
     lines = {
         "model": f"{parameter_count(model):,} parameters",
-        **_condition(recipe.model),
+        "condition": condition,
         "loss": settings.objective.loss_name,
         "batch": f"{settings.batch_size} samples, {drawn} of each",
         "steps": f"{plan.steps:,}, which is {epochs:,.0f} epochs",
         "regularisation": f"weight decay {settings.weight_decay:g}, {average}, best on validation",
-        "time": f"{duration(seconds)} at {_rounded(measured.steps_per_second)} steps a second "
-        "(measured)"
+        "time": f"{duration(seconds)} at {speed} steps a second (measured)"
         + (f", and at most {duration(compiling)} to compile" if compiling >= 1 else ""),
     }
     shown = [
         f"  {name:15}{text}{f'  [{reasons[name]}]' if name in reasons else ''}"
         for name, text in lines.items()
+        if text
     ]
     return "\n".join((recipe.name, *shown))
-
-
-def _rounded(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-
-
-def _condition(config: Any) -> dict[str, str]:
-    """How the model sees the condition, where there is one."""
-    if not getattr(config, "condition_channels", 0):
-        return {}
-    return {"condition": "its logarithm" if config.log_condition else "as it is"}
 
 
 def start(
@@ -297,7 +286,7 @@ def require_same_data(
     for name, value in found.items():
         before = recorded.get(name, value)
         if not _same(before, value):
-            raise OtherDataError(
+            raise TrainingError(
                 f"the training data{source} are not those that {folder} was started with: "
                 f"{name} was {_short(before)}, is {_short(value)}"
             )
@@ -315,27 +304,6 @@ def _same(before: Any, now: Any) -> bool:
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def check_data_folder(recipe: Recipe, data: Path | None) -> None:
-    """Raise where --data names something that is not this recipe's data.
-
-    Files are made in a folder that is absent, empty or already holds some of them; never among
-    somebody's other files.
-    """
-    if data is None or recipe.data.own or not data.exists():
-        return
-    if not data.is_dir():
-        raise TrainingError(f"--data must be a folder for {recipe.name}, {data} is a file")
-    names = {path.name for path in data.iterdir()}
-    wanted = [path.name for path in recipe.data.files(data)]
-    if names and not any(
-        f"{name}{end}" in names for name in wanted for end in ("", ".part", ".part.new")
-    ):
-        raise TrainingError(
-            f"{data} holds none of the files that {recipe.name} needs, such as {wanted[0]}; name "
-            "their folder, or an empty one to make them in"
-        )
 
 
 def prepare_model(recipe: Recipe, training: Rows) -> Model:
@@ -376,12 +344,29 @@ def load_weights(model: Model, source: str | Path) -> None:
 
 
 def data_path(recipe: Recipe, data: Path | None) -> Path:
-    """Where a recipe's data lie: the path given, or its own folder under ./data."""
-    if data is not None:
+    """Where a recipe's data lie: the path given, or its own folder under ./data.
+
+    Files are made in a folder that is absent, empty or already holds some of them; never among
+    somebody's other files.
+    """
+    if data is None:
+        if recipe.data.own and not recipe.data_folder:
+            raise TrainingError(f"recipe {recipe.name} needs {recipe.data.own}")
+        return Path("data") / recipe.data_folder
+    if recipe.data.own or not data.exists():
         return data
-    if recipe.data.own and not recipe.data_folder:
-        raise TrainingError(f"recipe {recipe.name} needs {recipe.data.own}")
-    return Path("data") / recipe.data_folder
+    if not data.is_dir():
+        raise TrainingError(f"--data must be a folder for {recipe.name}, {data} is a file")
+    names = {path.name for path in data.iterdir()}
+    wanted = [path.name for path in recipe.data.files(data)]
+    if names and not any(
+        f"{name}{end}" in names for name in wanted for end in ("", ".part", ".part.new")
+    ):
+        raise TrainingError(
+            f"{data} holds none of the files that {recipe.name} needs, such as {wanted[0]}; name "
+            "their folder, or an empty one to make them in"
+        )
+    return data
 
 
 def recorded_data(run: Path) -> Path:

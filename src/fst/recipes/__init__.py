@@ -40,6 +40,7 @@ _FUNCTIONS: list[Callable[[], Recipe]] = [
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _FUNCTIONS}
 CHOOSE = {own.TASK: own.choose, images.OWN: images.choose}
 """For tasks on a user's own data: what fits a recipe to the data and the device."""
+_COSTS = {own.TASK: own.COST, images.OWN: images.OWN_COST}
 
 
 class UnknownRecipeError(ValueError):
@@ -71,7 +72,10 @@ def describe(name: str) -> str:
     if "Command:" not in text:
         data = f" {recipe.data.own.partition('add ')[2]}" if recipe.data.own else ""
         lines.append(f"Command: fst train {name}{data} --out runs/{name.replace('/', '-')}")
-    lines.append(rest)
+    if recipe.task in _COSTS:
+        lines.append(f"Cost: {_COSTS[recipe.task]}")
+    if rest:
+        lines.append(rest)
     if recipe.paper_error is not None and "Paper:" not in text:
         grid = "×".join(map(str, getattr(recipe.evaluation, "grids", ((),))[-1]))
         lines.append(f"Paper: relative L2 {recipe.paper_error:g} on the full {grid} grid.")

@@ -1,6 +1,6 @@
 """Recipes on equal terms, with each other and with the paper.
 
-The models of one task are each trained with the same budget (`models_of`, `job_recipe`). The
+The models of one task are each trained with the same budget (`models_of`, `equal_terms`). The
 paper's numbers stand beside ours only where data and test grids are those of the recipe shipped
 under a run's name (`comparable`); how a model was trained may differ: that is what the comparison
 is about.
@@ -30,7 +30,6 @@ from typing import Any, Literal
 from fst.pretrained import to_json
 from fst.recipes import RECIPES, find
 from fst.recipes.recipe import Recipe, recipe_from_json
-from fst.training.budget import spend
 from fst.training.schedules import Stage, Stages
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
@@ -45,10 +44,6 @@ SEED_STRIDE = 1_000
 RATES = (3e-4, 1e-3, 3e-3, 5e-3)
 STEPS, MORE_STEPS = 4_000, 8_000
 VALIDATIONS = 8
-
-
-class UnknownModelError(ValueError):
-    """No such task, or no such model in it; the message lists those there are."""
 
 
 def tasks() -> dict[str, dict[str, str]]:
@@ -70,12 +65,10 @@ def models_of(task: str, wanted: tuple[str, ...] = ()) -> dict[str, str]:
     if task not in known:
         near = difflib.get_close_matches(task, known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UnknownModelError(f"unknown task {task!r}: {hint}there are {', '.join(known)}")
+        raise ValueError(f"unknown task {task!r}: {hint}there are {', '.join(known)}")
     for model in wanted:
         if model not in known[task]:
-            raise UnknownModelError(
-                f"{task} has no model {model!r}; it has {', '.join(known[task])}"
-            )
+            raise ValueError(f"{task} has no model {model!r}; it has {', '.join(known[task])}")
     return {model: known[task][model] for model in wanted or known[task]}
 
 
@@ -126,19 +119,6 @@ def changed(recipe: Recipe, changes: dict[str, str]) -> Recipe:
 def seed_of(recipe: Recipe, number: int) -> int:
     """The `number`th seed, counted from 1, which is the recipe's own."""
     return recipe.training.seed + SEED_STRIDE * (number - 1)
-
-
-def job_recipe(recipe: Recipe, number: int, steps: int, rate: float, *, compiled: bool) -> Recipe:
-    """One run of a comparison: the `number`th seed, and a schedule of this many steps.
-
-    `rate` is the number of steps a second, as measured.
-    """
-    training = replace(
-        spend(recipe.training, steps, rate),
-        seed=seed_of(recipe, number),
-        compile=compiled,
-    )
-    return replace(recipe, training=training)
 
 
 def comparable(recipe: Recipe) -> Recipe:

@@ -42,6 +42,7 @@ SMALL: dict[type, dict[str, Any]] = {
 }  # fmt: skip
 # Every image is seen at most so often, in no fewer and no more steps than these.
 MOST_EPOCHS, FEWEST_STEPS, MOST_STEPS = 300, 500, 5_000
+OWN_COST = "ten minutes on a CPU, 5,000 steps of 256 images on a GPU; set --minutes or --steps."
 # Warm-up, cosine to 5 %, cosine tail to zero, constant 0.25 %.
 FALLING = Stages(
     (
@@ -164,27 +165,18 @@ def _own(
 
 
 def own_fst() -> Recipe:
-    """FST on images of your own, in class folders or tar files.
-
-    Cost: ten minutes on a CPU, 5,000 steps of 256 images on a GPU; set --minutes or --steps.
-    """
+    """FST on images of your own, in class folders or tar files."""
     model = ImageClassifierConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH)
     return _own("FST", model, predictor_learning_rate=1e-5)
 
 
 def own_vit() -> Recipe:
-    """A plain vision transformer on images of your own.
-
-    Cost: ten minutes on a CPU, 5,000 steps of 256 images on a GPU; set --minutes or --steps.
-    """
+    """A plain vision transformer on images of your own."""
     return _own("ViT", ViTConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH))
 
 
 def own_cnn_vit() -> Recipe:
-    """The vision transformer behind FST's patch encoder, on images of your own.
-
-    Cost: ten minutes on a CPU, 5,000 steps of 256 images on a GPU; set --minutes or --steps.
-    """
+    """The vision transformer behind FST's patch encoder, on images of your own."""
     return _own("CNN-ViT", CNNViTConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH))
 
 

@@ -41,6 +41,7 @@ SMALL_LAYOUTS = {
 }
 # How long a run on a CPU takes unless something else is asked for.
 CPU_MINUTES = 10.0
+COST = "ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps."
 # Every sample is seen at most so often, in no fewer and no more steps than these.
 MOST_EPOCHS, FEWEST_STEPS, MOST_STEPS = 1_000, 2_000, 20_000
 # With fewer training samples than this, weights decay and are averaged.
@@ -70,17 +71,13 @@ def _recipe(paper_name: str, model: ModelConfig, learning_rate: float) -> Recipe
 
 
 def fst() -> Recipe:
-    """FST on a file of your own.
-
-    Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
-    """
+    """FST on a file of your own."""
     return _recipe("FST", FunctionSpaceConfig(), 1e-3)
 
 
 def fno() -> Recipe:
     """FNO on a file of your own, whose points must all lie on one regular grid.
 
-    Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
     Needs: function-space-transformer[baselines].
     """
     recipe = _recipe("FNO", FNOConfig(odd_axes="mended"), 3e-3)
@@ -88,26 +85,17 @@ def fno() -> Recipe:
 
 
 def perceiver_io() -> Recipe:
-    """Perceiver IO on a file of your own.
-
-    Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
-    """
+    """Perceiver IO on a file of your own."""
     return _recipe("Perceiver IO", PerceiverIOConfig(), 3e-4)
 
 
 def transolver() -> Recipe:
-    """Transolver on a file of your own, without conditions.
-
-    Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
-    """
+    """Transolver on a file of your own, without conditions."""
     return _recipe("Transolver", TransolverConfig(), 3e-4)
 
 
 def deeponet() -> Recipe:
-    """DeepONet on a file of your own: one channel in and out, observed at the same points.
-
-    Cost: ten minutes on a CPU, at most 20,000 steps on a GPU; set --minutes or --steps.
-    """
+    """DeepONet on a file of your own: one channel in and out, observed at the same points."""
     return _recipe("DeepONet", DeepONetConfig(), 3e-4)
 
 

@@ -12,11 +12,10 @@ is that of the updates alone: n = time × rate, and `calibrate` measures the rat
 import gc
 import math
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate import PartialState
@@ -49,33 +48,20 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?) ?(s|m|h|steps?)")
 
 
-class Budget(ABC):
-    """What one model may spend."""
-
-    calibration_seconds: float
-    """How long to measure the model's rate."""
-
-    @abstractmethod
-    def steps(self, rate: float) -> int:
-        """The steps it allows at this many steps a second."""
-
-    @abstractmethod
-    def words(self) -> str:
-        """As a reader likes it."""
-
-
 @dataclass(frozen=True)
-class StepBudget(Budget):
+class StepBudget:
     """The same number of steps whatever the model's rate."""
 
     count: int
-    calibration_seconds = 1.0
+    calibration_seconds: ClassVar[float] = 1.0
+    """How long to measure the model's rate."""
 
     def __post_init__(self) -> None:
         if self.count < FEWEST_STEPS:
             raise ValueError(f"budget must be at least {FEWEST_STEPS} steps, got {self.count}")
 
     def steps(self, rate: float) -> int:
+        """The steps that it allows at `rate` steps a second."""
         return self.count
 
     def words(self) -> str:
@@ -86,7 +72,7 @@ class StepBudget(Budget):
 
 
 @dataclass(frozen=True)
-class TimeBudget(Budget):
+class TimeBudget:
     """The same time in updates, so that faster models make more of them."""
 
     seconds: float
@@ -96,7 +82,7 @@ class TimeBudget(Budget):
             raise ValueError(f"budget must be above 0, got {self}")
 
     @property
-    def calibration_seconds(self) -> float:  # type: ignore[override]
+    def calibration_seconds(self) -> float:
         # A fortieth, but long enough for a measurement, and no long part of a short budget.
         return min(max(2.0, self.seconds / 40), 5.0, self.seconds / 4)
 
@@ -115,6 +101,10 @@ class TimeBudget(Budget):
 
     def __str__(self) -> str:
         return f"{Decimal(repr(self.seconds)).normalize():f}s"  # every digit, and no exponent
+
+
+# What one model may spend.
+Budget = StepBudget | TimeBudget
 
 
 def parse_budget(text: str) -> Budget:
@@ -187,39 +177,37 @@ def calibrate(
     """
     accelerator = build_accelerator(settings, training.samples.device)
     trainer = Trainer(model, training.samples, validation.samples, settings, accelerator)
-    device = trainer.device
+    on_gpu = trainer.device.type == "cuda"
 
-    def seconds_since(watch: Stopwatch) -> float:
-        """The same on all processes, which must make the same number of updates."""
-        return float(accelerator.reduce(torch.tensor(watch.running, device=device), "mean"))
+    def update(count: int) -> float:
+        """Make updates; their seconds, the same on all processes, which must make as many."""
+        watch = Stopwatch()
+        for _ in range(count):
+            trainer.update()
+        trainer.read()  # waits for the device
+        trainer.state.pending.clear()
+        passed = torch.tensor(watch.running, device=trainer.device)
+        return float(accelerator.reduce(passed, "mean"))
 
     try:
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        watch = Stopwatch()
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(trainer.device)
+        untimed = 0.0
         for number in range(MOST_UNTIMED):
-            if number < FEWEST_UNTIMED or seconds_since(watch) < UNTIMED_SECONDS:
-                _update(trainer, 1)
-        updates, count = 0, 1
-        watch = Stopwatch()
-        while True:
-            _update(trainer, count)
+            if number < FEWEST_UNTIMED or untimed < UNTIMED_SECONDS:
+                untimed += update(1)
+        updates, passed, count = 0, 0.0, 1
+        while passed < seconds:
+            passed += update(count)
             updates += count
-            passed = seconds_since(watch)
-            if passed >= seconds:
-                break
             # As many as should fill the time, but no more than losses are kept for.
-            wanted = math.ceil((seconds - passed) * updates / passed)
-            count = min(wanted, settings.log_every)
-        memory = None
-        if device.type == "cuda":
-            memory = torch.cuda.max_memory_allocated(device) / 2**30
+            count = min(math.ceil((seconds - passed) * updates / passed), settings.log_every)
+        memory = torch.cuda.max_memory_allocated(trainer.device) / 2**30 if on_gpu else None
         watch = Stopwatch()
         if validate:
             trainer.validate()
         validating = watch.running if validate else 0.0
-        compiling = trainer.state.compilation_seconds
-        return Calibration(updates, passed, memory, validating, compiling)
+        return Calibration(updates, passed, memory, validating, trainer.state.compilation_seconds)
     finally:
         trainer.batches.close()
         del trainer, accelerator
@@ -298,10 +286,3 @@ def release() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _update(trainer: Trainer, count: int) -> None:
-    for _ in range(count):
-        trainer.update()
-    trainer.read()  # waits for the device
-    trainer.state.pending.clear()

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -70,7 +71,7 @@ class Log:
         self.progress = progress
         self._logged_step = trainer.state.step
         self._logged_seconds = trainer.state.training_seconds
-        self._reading = Reading(self._logged_step, float("nan"), 0.0, 0.0)
+        self.reading = Reading(self._logged_step, float("nan"), 0.0, 0.0)
 
     def read(self) -> None:
         """Take up the losses read since the last log line."""
@@ -78,7 +79,7 @@ class Log:
         if not state.pending:
             return
         seconds = state.training_seconds - self._logged_seconds
-        self._reading = Reading(
+        self.reading = Reading(
             step=state.step,
             loss=self._mean(0),
             learning_rate=self.trainer.optimizer.param_groups[0]["lr"],
@@ -87,7 +88,7 @@ class Log:
 
     def log(self) -> None:
         """Write the means over the steps since the last log line, and begin anew."""
-        reading, state = self._reading, self.trainer.state
+        reading, state = self.reading, self.trainer.state
         if self.metrics is not None:
             values = {
                 "loss": reading.loss,
@@ -103,19 +104,9 @@ class Log:
     def validated(self) -> None:
         """Write the validation just made."""
         state = self.trainer.state
-        step, error = state.history[-1]
         if self.metrics is not None and state.best is not None:
-            self.metrics.add(
-                "validation", step, {"error": error, "best": state.best[1]} | state.errors
-            )
-
-    def show(self, *, validated: bool) -> None:
-        self.progress.show(self._reading, self.trainer.state.errors, now=validated)
-
-    def sync(self) -> None:
-        """Bring what was written to the disk."""
-        if self.metrics is not None:
-            self.metrics.sync()
+            (step, error), (_, best) = state.history[-1], state.best
+            self.metrics.add("validation", step, {"error": error, "best": best} | state.errors)
 
     def _mean(self, column: int) -> float:
         pending = self.trainer.state.pending
@@ -193,16 +184,14 @@ def _tensorboard(folder: RunFolder, step: int) -> Any:
 
 def check_wandb(settings: TrainingSettings) -> None:
     """Raise where Weights & Biases is asked for but not to be had, before anything is written."""
-    if not settings.wandb:
-        return
-    wandb = _import_wandb()
-    try:
-        wandb.login(verify=False)  # asks in a terminal; needs no network
-    except wandb.Error as error:
-        raise TrainingError(f"wandb is on, but Weights & Biases says: {error}") from None
+    if settings.wandb:
+        with _wandb_errors() as wandb:
+            wandb.login(verify=False)  # asks in a terminal; needs no network
 
 
-def _import_wandb() -> Any:
+@contextmanager
+def _wandb_errors() -> Iterator[Any]:
+    """The package, and its errors as one clear line."""
     try:
         import wandb
     except ImportError:
@@ -210,12 +199,14 @@ def _import_wandb() -> Any:
             "wandb is on, but Weights & Biases is not installed: "
             "pip install 'function-space-transformer[wandb]'"
         ) from None
-    return wandb
+    try:
+        yield wandb
+    except wandb.Error as error:
+        raise TrainingError(f"wandb is on, but Weights & Biases says: {error}") from None
 
 
 def _wandb(folder: RunFolder) -> Any:
-    wandb = _import_wandb()
-    try:
+    with _wandb_errors() as wandb:
         # The folder's name identifies the run, so that a resumed one goes on in the same place.
         return wandb.init(
             project="fst",
@@ -224,8 +215,6 @@ def _wandb(folder: RunFolder) -> Any:
             id=folder.path.resolve().name,
             resume="allow",
         )
-    except wandb.Error as error:
-        raise TrainingError(f"wandb is on, but Weights & Biases says: {error}") from None
 
 
 class _TwoLines(LiveProgress):

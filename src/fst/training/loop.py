@@ -99,8 +99,7 @@ def train(
         try:
             reason = run(trainer, folder, Log(trainer, metrics, progress), interruption)
         except (TrainingError, FileError) as error:
-            advice = folder.lower_rates() if isinstance(error, NonFiniteError) else ""
-            error.args = (f"{error}. {folder.last_checkpoint()}{advice}",)
+            error.args = (f"{error}. {folder.way_on(isinstance(error, NonFiniteError))}",)
             raise
         summary = summarize(trainer, reason)
         # A finished run that is resumed keeps the summary of its last start.
@@ -116,7 +115,6 @@ def train(
 def run(trainer: Trainer, folder: RunFolder, log: Log, interruption: "Interruption") -> str:
     """The loop itself; returns why it ended."""
     settings, state, schedule = trainer.settings, trainer.state, trainer.schedule
-    main = trainer.accelerator.is_main_process
     watch = Stopwatch()
     reason = schedule.finished(state.step, state.history)
     while reason is None:
@@ -139,12 +137,12 @@ def run(trainer: Trainer, folder: RunFolder, log: Log, interruption: "Interrupti
         if validates:
             improved = trainer.validate()
             log.validated()
-            if improved and main:
+            if improved and log.metrics is not None:
                 folder.save_best(trainer.selected)
-        log.show(validated=validates)
+        log.progress.show(log.reading, state.errors, now=validates)
         reason = schedule.finished(step, state.history)
-        if (saves or interrupted or reason is not None) and main:
-            log.sync()
+        if (saves or interrupted or reason is not None) and log.metrics is not None:
+            log.metrics.sync()
             folder.save_checkpoint(trainer.capture(), step, settings.keep)
         state.other_seconds += watch.lap()
         if interrupted and reason is None:

@@ -49,7 +49,7 @@ BETAS = (0.9, 0.999)
 # Steps with the same parameters before one is recorded.
 EAGER_STEPS = 2
 # What PyTorch's optimisers call the state of a parameter.
-ADAM_NAMES, MUON_NAMES = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)
+ADAM_NAMES, MUON_NAMES = ("exp_avg", "exp_avg_sq", "step"), ("momentum_buffer",)
 # A matrix with a shorter side than this has too few directions to make equal.
 LEAST_SIDE = 9
 # The last layer of each model, by name: its rows are the outputs, not features.
@@ -207,8 +207,10 @@ class Segment:
     """Parameters of one group that have made equally many steps: one part of the vector."""
 
     group: dict[str, Any]
-    steps: int = 0
-    parameters: list[nn.Parameter] = field(default_factory=list)
+    steps: int
+    numbers: list[int] = field(default_factory=list)
+    targets: list[Tensor] = field(default_factory=list)
+    """The parameters, complex ones as pairs of numbers."""
     start: int = 0
     end: int = 0
 
@@ -232,18 +234,12 @@ class Optimizer:
     ) -> None:
         self.param_groups = groups
         self.epsilon, self.momentum, self.decoupled = epsilon, momentum, decoupled
-        self._parameters = [(group, each) for group in groups for each in group["params"]]
-        if len({parameter.device for _, parameter in self._parameters}) > 1:
+        self.parameters = [(group, each) for group in groups for each in group["params"]]
+        if len({parameter.device for _, parameter in self.parameters}) > 1:
             raise ValueError("all parameters must be on one device")
         self.record = record
-        self._forget()
-
-    def _forget(self) -> None:
-        """Start anew; a parameter that has made no step has no tensors yet."""
-        self.segments = {parameter: Segment(group) for group, parameter in self._parameters}
-        # What PyTorch's optimisers call a parameter's state; complex tensors as pairs of numbers.
-        self.tensors: dict[nn.Parameter, dict[str, Tensor]] = {p: {} for p in self.segments}
         self._update: Update | None = None
+        self._state: dict[int, dict[str, Tensor]] = {}  # of parameters outside the update
 
     @torch.no_grad()
     def clip_and_step(self, limit: float, exchange: Exchange | None = None) -> Float[Tensor, ""]:
@@ -251,76 +247,76 @@ class Optimizer:
 
         `exchange` is given the gradient first, as one vector, to add those of other processes.
         """
-        members = [pair for pair in self._parameters if pair[1].grad is not None]
-        if not members:
-            return torch.zeros((), device=self._parameters[0][1].device)
-        parameters = [parameter for _, parameter in members]
+        parameters = [each for _, each in self.parameters if each.grad is not None]
+        if not parameters:
+            return torch.zeros((), device=self.parameters[0][1].device)
         if self._update is None or not self._update.fits(parameters):
-            self._update = Update(self, members)
+            self._state = self.state_dict()["state"]
+            self._update = Update(self, self._state)
         return self._update.step(limit, exchange, record=self.record)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        gradients = []
-        for _, parameter in self._parameters:
-            if set_to_none:
+        if set_to_none:
+            for _, parameter in self.parameters:
                 parameter.grad = None
-            elif parameter.grad is not None:
-                gradients.append(parameter.grad)
-        if gradients:
+        elif gradients := [each.grad for _, each in self.parameters if each.grad is not None]:
             torch._foreach_zero_(gradients)
 
     def state_dict(self) -> dict[str, Any]:
         """By the number of each parameter, with the names of PyTorch's optimisers."""
-        found = {}
-        for number, (group, parameter) in enumerate(self._parameters):
-            entries = {name: tensor.clone() for name, tensor in self.tensors[parameter].items()}
-            if entries:
-                if parameter.is_complex():
-                    entries = {name: torch.view_as_complex(each) for name, each in entries.items()}
-                found[number] = entries
-                if not group["matrices"]:
-                    found[number]["step"] = torch.tensor(float(self.segments[parameter].steps))
-        return {"state": found}
+        moved = {} if self._update is None else self._update.state()
+        return {"state": dict(sorted((self._state | moved).items()))}
 
     def load_state_dict(self, description: dict[str, Any]) -> None:
         """Go on from a state of the same groups; one of PyTorch's Adam will do as well."""
-        self._forget()
+        self._state, self._update = {}, None
         for number, entries in description["state"].items():
-            group, parameter = self._parameters[number]
-            names = MUON_NAMES if group["matrices"] else ADAM_NAMES
-            expected = set(names) if group["matrices"] else {*names, "step"}
-            if set(entries) != expected:
+            group, parameter = self.parameters[number]
+            expected = MUON_NAMES if group["matrices"] else ADAM_NAMES
+            if set(entries) != set(expected):
                 raise ValueError(
                     f"the optimiser's state of parameter {number} must hold "
                     f"{', '.join(sorted(expected))}, got {', '.join(sorted(entries))}"
                 )
-            for name in names:
-                if entries[name].shape != parameter.shape:
+            for name, tensor in entries.items():
+                if name != "step" and tensor.shape != parameter.shape:
                     raise ValueError(
                         f"{name} of parameter {number} must have the shape "
-                        f"{tuple(parameter.shape)}, got {tuple(entries[name].shape)}"
+                        f"{tuple(parameter.shape)}, got {tuple(tensor.shape)}"
                     )
-                self.tensors[parameter][name] = _real(entries[name].to(parameter, copy=True))
-            self.segments[parameter].steps = int(entries["step"]) if "step" in entries else 0
+            self._state[number] = {name: tensor.clone() for name, tensor in entries.items()}
 
 
 class Update:
-    """The step for a fixed set of parameters, in memory that stays where it is."""
+    """The step for the parameters that have a gradient, in memory that stays where it is.
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        members: Sequence[tuple[dict[str, Any], nn.Parameter]],
-    ) -> None:
+    It takes what it moves out of the optimiser's `state`, and holds it from then on.
+    """
+
+    def __init__(self, optimizer: Optimizer, state: dict[int, dict[str, Tensor]]) -> None:
         self._optimizer = optimizer
-        self._given = [parameter for _, parameter in members]
+        segments: dict[tuple[int, int], Segment] = {}
+        for number, (group, parameter) in enumerate(optimizer.parameters):
+            if parameter.grad is not None:
+                # Muon counts no steps.
+                steps = int(state.get(number, {}).get("step", 0))
+                segment = segments.setdefault((id(group), steps), Segment(group, steps))
+                segment.numbers.append(number)
+                segment.targets.append(_real(parameter.detach()))
+        muon = [segment for segment in segments.values() if segment.group["matrices"]]
+        adam = [segment for segment in segments.values() if not segment.group["matrices"]]
+        self._segments, self._adam_segments = muon + adam, adam
+        total = 0
+        for segment in self._segments:
+            segment.start = total
+            total += sum(target.numel() for target in segment.targets)
+            segment.end = total
+        numbers = [number for segment in self._segments for number in segment.numbers]
+        self._parameters = [optimizer.parameters[number][1] for number in numbers]
+        self._given = [optimizer.parameters[number][1] for number in sorted(numbers)]
         self._addresses = _addresses(self._given)
-        muon, adam = _segments(members, optimizer.segments)
-        self._segments = muon + adam
-        self._parameters = [each for segment in self._segments for each in segment.parameters]
-        self._targets = [_real(parameter.detach()) for parameter in self._parameters]
-        self._adam_segments, self._matrices = adam, sum(len(each.parameters) for each in muon)
-        total, of_muon = self._segments[-1].end, muon[-1].end if muon else 0
+        self._targets = [target for segment in self._segments for target in segment.targets]
+        of_muon = muon[-1].end if muon else 0
         self._muon, self._adam = slice(0, of_muon), slice(of_muon, total)
         like = self._targets[0]
         self._gradient, self._average = like.new_zeros(total), like.new_zeros(total)
@@ -329,26 +325,35 @@ class Update:
         # Of each segment what `_numbers` says; the last row has the limit.
         self._sent = like.new_zeros(len(self._segments) + 1, 3)
         self._gradients = _views(self._gradient, self._targets)
-        self._adopt()
-        shapes = [matrix_shape(target) for target in self._targets[: self._matrices]]
+        of_matrices = sum(len(segment.targets) for segment in muon)
+        averages = _views(self._average, self._targets)
+        squares = _views(self._square, self._targets[of_matrices:])
+        views = [{"momentum_buffer": average} for average in averages[:of_matrices]] + [
+            {"exp_avg": average, "exp_avg_sq": square}
+            for average, square in zip(averages[of_matrices:], squares, strict=True)
+        ]
+        self._views = dict(zip(numbers, views, strict=True))
+        for number in numbers:
+            for name, tensor in state.pop(number, {}).items():
+                if name != "step":
+                    self._views[number][name].copy_(_real(tensor))
+        shapes = [matrix_shape(target) for target in self._targets[:of_matrices]]
         self._orthogonalizer = Orthogonalizer(shapes, like.device) if shapes else None
         self._eager_steps = 0
         self._replay: Callable[[], None] | None = None
 
-    def _adopt(self) -> None:
-        """Let the optimiser's state be parts of the vectors here, with the numbers it has had."""
+    def state(self) -> dict[int, dict[str, Tensor]]:
+        """A copy of what is held here, as PyTorch's optimisers name it."""
+        found = {}
         for segment in self._segments:
-            self._optimizer.segments |= dict.fromkeys(segment.parameters, segment)
-        averages, count = _views(self._average, self._targets), self._matrices
-        squares = _views(self._square, self._targets[count:])
-        views: list[tuple[Tensor, ...]] = [(each,) for each in averages[:count]]
-        views += zip(averages[count:], squares, strict=True)
-        for number, (parameter, own) in enumerate(zip(self._parameters, views, strict=True)):
-            tensors = self._optimizer.tensors[parameter]
-            for name, view in zip(MUON_NAMES if number < count else ADAM_NAMES, own, strict=True):
-                if name in tensors:
-                    view.copy_(tensors[name])
-                tensors[name] = view
+            for number in segment.numbers:
+                entries = {name: view.clone() for name, view in self._views[number].items()}
+                if self._optimizer.parameters[number][1].is_complex():
+                    entries = {name: torch.view_as_complex(each) for name, each in entries.items()}
+                if not segment.group["matrices"]:
+                    entries["step"] = torch.tensor(float(segment.steps))
+                found[number] = entries
+        return found
 
     @property
     def recorded(self) -> bool:
@@ -411,8 +416,7 @@ class Update:
         for segment, number in zip(self._segments, numbers[:-1], strict=True):
             update[segment.start : segment.end].mul_(number[1])
             if self._optimizer.decoupled and segment.group["weight_decay"]:
-                values = [_real(parameter.detach()) for parameter in segment.parameters]
-                torch._foreach_mul_(values, number[0])
+                torch._foreach_mul_(segment.targets, number[0])
         torch._foreach_sub_(self._targets, _views(update, self._targets))
 
     def _muon_update(self, orthogonalizer: Orthogonalizer, out: Float[Tensor, " n"]) -> None:
@@ -438,7 +442,7 @@ class Update:
         """Coupled: the decay is part of the gradient."""
         decay = segment.group["weight_decay"]
         if decay:
-            values = [_real(each.detach()).flatten() for each in segment.parameters]
+            values = [target.flatten() for target in segment.targets]
             self._gradient[segment.start : segment.end].add_(torch.cat(values), alpha=decay)
 
     def _recorded(self) -> Callable[[], None] | None:
@@ -459,26 +463,6 @@ class Update:
             finally:
                 here.wait_stream(beside)
         return graph.replay
-
-
-def _segments(
-    members: Sequence[tuple[dict[str, Any], nn.Parameter]], before: dict[nn.Parameter, Segment]
-) -> tuple[list[Segment], list[Segment]]:
-    """Muon's and Adam's, with their parts of the vector."""
-    found: dict[tuple[int, int], Segment] = {}
-    for group, parameter in members:
-        steps = before[parameter].steps
-        # Steps do not matter to Muon.
-        key = (id(group), 0 if group["matrices"] else steps)
-        found.setdefault(key, Segment(group, steps)).parameters.append(parameter)
-    muon = [segment for segment in found.values() if segment.group["matrices"]]
-    adam = [segment for segment in found.values() if not segment.group["matrices"]]
-    start = 0
-    for segment in muon + adam:
-        segment.start = start
-        start += sum(_real(each.detach()).numel() for each in segment.parameters)
-        segment.end = start
-    return muon, adam
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -134,17 +134,16 @@ class RunFolder:
             raise TrainingError(f"{path} is no run folder: recipe.json cannot be read") from None
         except ValueError:
             raise TrainingError(f"{path / 'recipe.json'} is damaged: no JSON") from None
-        folder = cls(path, recipe)
-        found = checkpoint.available(folder.checkpoints)
-        if checkpoint_name is not None:
-            names = ", ".join(each.name for each in found) or "none"
-            if checkpoint_name not in [each.name for each in found]:
-                raise CheckpointError(
-                    f"{path} has no checkpoint {checkpoint_name!r}; there are: {names}"
-                )
-            return cls(path, recipe, folder.checkpoints / checkpoint_name)
-        # A run killed before its first checkpoint starts again from the beginning.
-        return cls(path, recipe, found[-1] if found else None)
+        found = {each.name: each for each in checkpoint.available(path / "checkpoints")}
+        if checkpoint_name is None:
+            # A run killed before its first checkpoint starts again from the beginning.
+            return cls(path, recipe, next(reversed(found.values()), None))
+        if checkpoint_name not in found:
+            names = ", ".join(found) or "none"
+            raise CheckpointError(
+                f"{path} has no checkpoint {checkpoint_name!r}; there are: {names}"
+            )
+        return cls(path, recipe, found[checkpoint_name])
 
     @property
     def checkpoints(self) -> Path:
@@ -184,19 +183,17 @@ class RunFolder:
             checkpoint.save(state, self.checkpoints, step, self.recipe)
             checkpoint.prune(self.checkpoints, keep, step)
 
-    def last_checkpoint(self) -> str:
-        """In words, for an error message: only good ones are ever written."""
+    def way_on(self, diverged: bool) -> str:
+        """For an error message: the last checkpoint, and how a run that `diverged` gets past it."""
         found = checkpoint.available(self.checkpoints)
-        return f"The last good checkpoint is {found[-1]}" if found else "There is no checkpoint yet"
-
-    def lower_rates(self) -> str:
-        """How to get past a step that is not finite; resumed as it is, a run repeats it."""
-        if not checkpoint.available(self.checkpoints):
-            return "; start anew with a lower --training.learning-rate"
-        return (
-            "; resumed as it is, the run repeats this step. To go on with lower rates: "
-            f"fst train --resume {self.path} --rate-factor 0.5 (--checkpoint takes an earlier one)"
+        if not found:
+            anew = "; start anew with a lower --training.learning-rate"
+            return f"There is no checkpoint yet{anew if diverged else ''}"
+        lower = (
+            "; resumed as it is, the run repeats this step. To go on with lower rates: fst train "
+            f"--resume {self.path} --rate-factor 0.5 (--checkpoint takes an earlier one)"
         )
+        return f"The last good checkpoint is {found[-1]}{lower if diverged else ''}"
 
     def note_resumed(self, step: int) -> None:
         """Add this start to environment.json, which may be another machine than the first."""

@@ -34,9 +34,10 @@ class Schedule(ABC):
     def factor(self, step: int, history: History) -> float:
         """What multiplies every base learning rate in update `step`."""
 
-    @abstractmethod
     def finished(self, step: int, history: History) -> str | None:
         """Why training ends after update `step`, or None."""
+        reached = step >= self.maximum
+        return f"reached the maximum of {self.maximum:,} steps" if reached else None
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,9 @@ class Stages(Schedule):
         return self.after
 
     def finished(self, step: int, history: History) -> str | None:
-        asked = step >= self.minimum and step % self.stop_every == 0 and _is_last(step, history)
-        if asked and _stalled(history, self.stop_window, self.stop_improvement):
-            return _converged(self.stop_improvement, self.stop_window)
-        return _exhausted(step, self.maximum)
+        asked = step >= self.minimum and step % self.stop_every == 0
+        stalled = asked and _stalled(step, history, self.stop_window, self.stop_improvement)
+        return stalled or super().finished(step, history)
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,9 @@ class Plateau(Schedule):
     def finished(self, step: int, history: History) -> str | None:
         smooth = self._smooth(history)
         divisions, since = self._divisions(smooth)
-        at_floor = self._rate(divisions) <= self.floor
-        asked = at_floor and step >= self.minimum and _is_last(step, smooth)
-        if asked and _stalled(smooth, self.stop_window, self.stop_improvement, since):
-            return _converged(self.stop_improvement, self.stop_window)
-        return _exhausted(step, self.maximum)
+        asked = step >= self.minimum and self._rate(divisions) <= self.floor
+        stalled = asked and _stalled(step, smooth, self.stop_window, self.stop_improvement, since)
+        return stalled or super().finished(step, history)
 
     def _rate(self, divisions: int) -> float:
         return max(self.floor, 1 / self.divisor**divisions)
@@ -193,9 +191,6 @@ class WarmupCosine(Schedule):
         progress = (step - self.warmup) / (self.maximum - self.warmup)
         return (1 + math.cos(math.pi * progress)) / 2
 
-    def finished(self, step: int, history: History) -> str | None:
-        return _exhausted(step, self.maximum)
-
 
 def mean_error(history: History, checks: int = 3) -> float:
     """The mean of the last `checks` validation errors."""
@@ -208,23 +203,19 @@ def _running_best(history: Iterable[tuple[int, float]]) -> list[float]:
     return list(accumulate((error for _, error in history), min))
 
 
-def _is_last(step: int, history: History) -> bool:
-    return bool(history) and history[-1][0] == step
+def _stalled(
+    step: int, history: History, window: int, improvement: float, since: int = 0
+) -> str | None:
+    """The reason to stop if `step` was validated and the best error has improved by too little.
 
-
-def _stalled(history: History, window: int, improvement: float, since: int = 0) -> bool:
-    """Whether the best error improved by less than `improvement` over the last `window` steps."""
-    step = history[-1][0]
+    A window that begins before step `since` says nothing.
+    """
+    if not history or history[-1][0] != step:
+        return None
     before = bisect_right(history, step - window, key=lambda check: check[0]) - 1
     if before < 0 or history[before][0] < since:
-        return False
+        return None
     best = _running_best(history)
-    return best[-1] > (1 - improvement) * best[before]
-
-
-def _converged(improvement: float, window: int) -> str:
+    if best[-1] <= (1 - improvement) * best[before]:
+        return None
     return f"best validation error improved by less than {improvement:.1%} over {window:,} steps"
-
-
-def _exhausted(step: int, maximum: int) -> str | None:
-    return f"reached the maximum of {maximum:,} steps" if step >= maximum else None

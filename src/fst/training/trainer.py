@@ -179,10 +179,6 @@ class TrainState:
     other_seconds: float = 0.0
     compilation_seconds: float = 0.0
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "TrainState":
-        return from_json({n: value for n, value in values.items() if n != "points"}, cls, "state")
-
 
 class Trainer:
     """A model in training on this process's device."""
@@ -197,6 +193,7 @@ class Trainer:
     ) -> None:
         self.settings = settings
         self.schedule = settings.schedule
+        self.objective: Objective = settings.objective
         self.accelerator = accelerator
         self.device: torch.device = accelerator.device
         self.processes: int = accelerator.num_processes
@@ -231,10 +228,6 @@ class Trainer:
         self._compiling_steps = COMPILING_STEPS if compiles(settings, self.device) else 0
         self._unread = 0
         self._table = torch.zeros(settings.log_every, 2, device=self.device)
-
-    @property
-    def objective(self) -> Objective:
-        return self.settings.objective
 
     @property
     def selected(self) -> Model:
@@ -371,7 +364,9 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same model and settings."""
         try:
-            self.state = TrainState.from_json(checkpoint.values)
+            values = dict(checkpoint.values)
+            points = values.pop("points", None)
+            self.state = from_json(values, TrainState, "state")
             parts = _by_part(checkpoint.tensors)
             self.model.load_state_dict(checkpoint.weights)
             if self.average is not None:
@@ -379,7 +374,7 @@ class Trainer:
             moments = {int(n): state for n, state in _by_part(parts["optimizer"]).items()}
             self.optimizer.load_state_dict({"state": moments})
             if self.points is not None:
-                self.points.restore(checkpoint.values["points"])
+                self.points.restore(points)
             random, best = parts["random"], parts.get("best", {})
             if best:
                 shapes = {name: tensor.shape for name, tensor in self.model.state_dict().items()}
