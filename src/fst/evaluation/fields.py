@@ -2,8 +2,7 @@
 
 `Fields` are of operators: points with reference and prediction, whether they lie on a grid or not.
 `ImageFields` are of classifiers. Either is one compressed .npz file of NumPy arrays, which is read
-without unpickling anything. Files of earlier versions, with one layout for grids and another for
-points, are read as `Fields`.
+without unpickling anything.
 """
 
 import io
@@ -172,10 +171,6 @@ def read_fields(path: Path) -> SavedFields:
     with reading(path, "saved fields (.npz)"), np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
         kind: type[SavedFields] = ImageFields if "pictures" in arrays else Fields
-        if "channels" in arrays:
-            arrays = _from_points(arrays)
-        elif "first" in arrays:
-            arrays = _from_grid(arrays)
         arrays = {each.name: arrays[each.name] for each in fields(kind)}  # type: ignore[arg-type]
     _check_arrays(path, kind, arrays)
     found = kind(**arrays)
@@ -222,45 +217,6 @@ def empty_parts(samples: int, axes: int, targets: int, values: int = 1) -> dict[
         "squared_target": np.zeros((0, targets), np.float32),
         "spectra": np.zeros((0, 0, 3), np.float32),
     }
-
-
-def _from_grid(old: dict[str, Array]) -> dict[str, Array]:
-    """Version 0.1, on a grid: fields on `first` × `second`, anchors in the units of the axes."""
-    samples = len(old["rows"])
-    mesh = np.meshgrid(old["first"], old["second"], indexing="ij")
-    queries = np.stack(mesh, axis=-1).reshape(1, -1, 2)
-    parts = empty_parts(samples, 2, 1)
-    kept = ("model", "rows", "groups", "errors", "anchors", "length_scales", "cuts")
-    return parts | {name: old[name] for name in kept} | {
-        "axis_labels": old["axis_names"],
-        "value_labels": np.array(["u"]),
-        "target_labels": np.array(["u"]),
-        "low": np.zeros(2, np.float32),
-        "high": old["axis_ends"],
-        "numbers": old["rows"],
-        "roles": np.full(samples, ""),
-        "queried": np.full(samples, queries.shape[1]),
-        "queries": queries,
-        "truth": old["truth"].reshape(samples, -1, 1),
-        "prediction": old["prediction"].reshape(samples, -1, 1),
-        "spectra": np.zeros((len(old["cuts"]), 0, 3), np.float32),
-    }  # fmt: skip
-
-
-def _from_points(old: dict[str, Array]) -> dict[str, Array]:
-    """Version 0.1, a user's own points: the first value and the first target channel."""
-    samples, axes = len(old["rows"]), len(old["low"])
-    parts = empty_parts(samples, axes, 1)
-    return parts | {name: old[name] for name in old if name not in ("channels",)} | {
-        "axis_labels": np.array([f"axis {number}" for number in range(1, axes + 1)]),
-        "value_labels": np.array(["value 1"]),
-        "target_labels": np.array([f"target 1 of {old['channels']}"]),
-        "numbers": old["rows"],
-        "roles": np.full(samples, ""),
-        "values": old["values"][..., None],
-        "truth": old["truth"][..., None],
-        "prediction": old["prediction"][..., None],
-    }  # fmt: skip
 
 
 def full_grid(points: Float[Array, "p s"]) -> tuple[list[Array], Int[Array, " p"]] | None:

@@ -7,7 +7,7 @@ Colours are told apart by colour-blind readers (Okabe-Ito for lines).
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
@@ -569,7 +569,7 @@ def chart(
 ) -> None:
     """Lines of (name, across, values), each with its colour and marker; `names` are of the axes."""
     for index, (label, across, values) in enumerate(lines):
-        _line(panel, across, values, index, label)
+        draw_line(panel, across, values, index, label)
     if log:
         _log(panel)
     panel.set(**names)
@@ -586,7 +586,7 @@ def _log(panel: Axes) -> None:
     panel.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _line(panel: Axes, across: Any, values: Any, index: int, label: str) -> None:
+def draw_line(panel: Axes, across: Any, values: Any, index: int, label: str) -> None:
     looks: dict[str, Any] = {"markersize": 4, "linewidth": 1.3, "label": label}
     looks |= {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
     panel.plot(across, values, markevery=max(1, len(across) // 15), **looks)
@@ -668,7 +668,7 @@ def local_decoding(rows: Iterable[Row]) -> Figure | None:
         near = {row.neighbors: row.error for row in those if row.neighbors is not None}
         whole = [row for row in those if row.neighbors is None][-1]
         counts |= near.keys()
-        _line(panel, list(near), list(near.values()), index, f"{whole.model}, nearest k")
+        draw_line(panel, list(near), list(near.values()), index, f"{whole.model}, nearest k")
         looks: dict[str, Any] = {"color": PALETTE[index % len(PALETTE)], "linestyle": "--"}
         panel.axhline(whole.error, linewidth=1.0, label=f"{whole.model}, all anchors", **looks)
     panel.set_xscale("log", base=2)
@@ -717,7 +717,7 @@ def training(runs: Sequence[tuple[str, Curves]], measure: Metric) -> Figure | No
             axes[0, 0].plot(*_averaged(curves.loss), color=color, linewidth=1.2, label=name)
         if curves.validation:
             steps, errors = zip(*curves.validation, strict=True)
-            _line(axes[0, 1], steps, errors, index, name)
+            draw_line(axes[0, 1], steps, errors, index, name)
     own = runs[0][1].measure
     loss, error = measure.loss, measure.validation
     if own is not None:
@@ -730,24 +730,6 @@ def training(runs: Sequence[tuple[str, Curves]], measure: Metric) -> Figure | No
         panel.xaxis.set_major_formatter(FuncFormatter(_thousands))
     if len(runs) > 1:
         axes[0, 1].legend()
-    return figure
-
-
-@matplotlib.rc_context(STYLE)
-def error_over_seconds(
-    models: Mapping[str, Sequence[Sequence[tuple[float, float]]]], title: str
-) -> Figure | None:
-    """Validation error over seconds of updates, a line for each seed; None without any."""
-    if not models:
-        return None
-    figure, axes = new_figure(1, 1, width=7.0, row_height=3.6)
-    for index, (name, curves) in enumerate(models.items()):
-        for number, curve in enumerate(curves):
-            seconds, errors = zip(*curve, strict=True)
-            _line(axes[0, 0], seconds, errors, index, "_" if number else name)
-    axes[0, 0].set_xlim(left=0)
-    across, up = "seconds of updates, compilation apart", "validation error (relative L2)"
-    chart(axes[0, 0], (), xlabel=across, ylabel=up, title=title)
     return figure
 
 

@@ -199,14 +199,10 @@ class EvaluationSettings(TestProtocol):
         mean = training.statistics().output_mean.reshape(-1).expand(training.output_channels)
         facts = TrainingFacts(tuple(mean.tolist()), diffusion=source.diffusion)
         split = TestSplit(validation, values=source.value_names, targets=source.target_names)
-        initial = bool(self.grids) and self.starts_with_time
-        whole = replace(self, grids=(), neighbors=(), paper_errors=(), paper_groups=())
-        beside = {}
-        for name, predictor in predictors(split, facts, initial=initial).items():
-            with full_precision(), torch.inference_mode():
-                (found,) = measure(predictor, validation, whole)
-            beside[name] = mean_of(found.errors)
-        words = compared(error, beside, METRICS[RELATIVE_L2])
+        grids = (validation.grid_shape,) if self.grids else ()
+        whole = replace(self.without_paper(), grids=grids, neighbors=())
+        rows = trivial_rows(split, whole, Origin("", "", "", ""), facts)
+        words = compared(error, {row.model: row.error for row in rows}, METRICS[RELATIVE_L2])
         return f"Validation error: {error:.5f}{', ' * bool(words)}{words}."
 
     @property
@@ -333,16 +329,10 @@ def evaluate(
     The samples must be on the model's device. `std` are the standard deviations of the training
     targets, and `over` learns where the errors lie.
     """
-    draws = batch_draws(model, settings)
-
-    def represent(observations: Observations) -> Output:
-        output: Output = model(observations, next(draws))
-        return output
-
     check_test(test)
-    with measuring(model):
-        samples, label = test.samples, origin.model
-        found = measure(represent, samples, settings, over=over, label=label, console=console)
+    found = measure_model(
+        model, test.samples, settings, over=over, label=origin.model, console=console
+    )
     return make_rows(found, test, settings, origin, parameter_count(model), std)
 
 
@@ -355,15 +345,13 @@ def trivial_rows(
     console: Console | None = None,
 ) -> list[Row]:
     """Rows of the trivial predictors on the test grids of a run, to stand beside the run's own."""
-    rows, samples = [], test.samples
-    settings = replace(settings, paper_errors=(), paper_groups=())  # the paper has no such numbers
+    rows, settings = [], settings.without_paper()
     source = replace(origin, seed=None, training=None)
     initial = bool(settings.grids) and settings.starts_with_time
     for name, predictor in predictors(test, facts, initial=initial).items():
         with full_precision(), torch.inference_mode():
-            found = measure(predictor, samples, settings, label=name, console=console)
-        named = replace(source, model=name)
-        rows += make_rows(found, test, settings, named, 0, facts.std)
+            found = measure(predictor, test.samples, settings, label=name, console=console)
+        rows += make_rows(found, test, settings, replace(source, model=name), 0, facts.std)
     return rows
 
 
@@ -374,6 +362,28 @@ def batch_draws(model: Operator, settings: EvaluationSettings) -> Iterator[Point
         yield None if stream is None else stream.draw()
         if settings.reset == "batch":
             stream = model.point_stream(settings.anchor_seed, settings.sobol_seed)
+
+
+def measure_model(
+    model: Operator,
+    samples: Samples,
+    settings: EvaluationSettings,
+    *,
+    over: OverDomain | None = None,
+    label: str = "",
+    console: Console | None = None,
+) -> list[Measurement]:
+    """Errors of a model, each batch with the evaluation points that the protocol gives it."""
+    draws = batch_draws(model, settings)
+    with measuring(model):
+        return measure(
+            lambda observations: model(observations, next(draws)),
+            samples,
+            settings,
+            over=over,
+            label=label,
+            console=console,
+        )
 
 
 def measure(
