@@ -118,10 +118,15 @@ class Fields(SavedFields):
         known = str(self.numbers[sample]).replace("$", r"\$")  # no formula for matplotlib
         return f"{role}sample {known}{group}"
 
+    @property
+    def axis_names(self) -> list[str]:
+        """The first word of each label, in lower case."""
+        return [str(label).split()[0].lower() if label else "" for label in self.axis_labels]
+
     def time_axis(self) -> int | None:
         """The axis that is called time or t."""
-        names = [str(label).split()[0].lower() if label else "" for label in self.axis_labels]
-        return next((axis for axis, name in enumerate(names) if name in ("t", "time")), None)
+        found = (axis for axis, name in enumerate(self.axis_names) if name in ("t", "time"))
+        return next(found, None)
 
     def check(self) -> None:
         if len(self.groups) not in (0, len(self)):

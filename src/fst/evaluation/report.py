@@ -177,7 +177,7 @@ def problem_sections(name: str, runs: Sequence[Run]) -> list[Section]:
     sections = [Section(f"{name}: {what} on the test set", (), kept, tuple(pictures))]
     saved = [(run.name, run.fields) for run in runs if run.fields is not None]
     pictures = [picture for run, fields in saved for picture in figures.pictures(fields, run)]
-    pictures += figures.shared_pictures(saved[0][1], saved) if saved else []
+    pictures += figures.shared_pictures(saved)
     if pictures:
         sections.append(Section(f"{name}: predictions", (), (), tuple(pictures)))
     return sections
