@@ -248,7 +248,7 @@ def short(results: Path, comparisons: dict[str, Comparison]) -> str:
     """Each recipe with the mean over its seeds, and the comparisons at equal time."""
     same = ("recipe", "steps", "hardware")
     runs = grouped(_records(results), lambda each: tuple(each[name] for name in same))
-    table = Table.of(
+    table = _table(
         "",
         runs.values(),
         {
@@ -288,7 +288,7 @@ def record_table(records: Sequence[Values]) -> Table:
         "Commit": _commit,
     }
     ordered = sorted(records, key=lambda each: (each["task"], each["seconds"]))
-    return Table.of("Scored runs", ordered, columns, words=2)
+    return _table("Scored runs", ordered, columns, words=2)
 
 
 def _comparison(name: str, comparison: Comparison) -> str:
@@ -406,7 +406,15 @@ def pdebench_table(rows: Sequence[Values]) -> Table:
         "Relative L2": lambda row: _error(row["error"]),
         "Commit": lambda row: _commit(row.get("git") or {}),
     }
-    return Table.of("PDEBench", found.values(), columns, words=3)
+    return _table("PDEBench", found.values(), columns, words=3)
+
+
+def _table(
+    title: str, items: Iterable[Any], columns: Mapping[str, Callable[[Any], str]], words: int
+) -> Table:
+    """One line for each item."""
+    lines = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
+    return Table(title, tuple(columns), lines, words)
 
 
 def figure_name(comparison: str) -> str:

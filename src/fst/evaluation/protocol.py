@@ -222,18 +222,16 @@ class Measurement:
     def __init__(self, grid: Grid, neighbors: int | None) -> None:
         self.grid, self.neighbors = grid, neighbors
         self.found: list[Tensor] = []
-        self.relative: list[Tensor] = []
-        self.squares, self.points = torch.zeros(()), 0
+        self.squares: list[Tensor] = []
+        self.points = 0
 
     def add(self, batch: Batch, prediction: Float[Tensor, "b q c"], rows: Tensor) -> None:
         error = relative_l2(prediction, batch.targets, batch.mask)
         _check_finite(error, rows, self.grid)
         self.found.append(error.cpu())
         real = 1.0 if batch.mask is None else batch.mask[..., None]
-        squares = ((prediction - batch.targets) * real).double().square().sum(dim=1)  # b c
-        target = (batch.targets * real).double().square().sum(dim=1)
-        self.relative.append((squares / target).sqrt().cpu())
-        self.squares = self.squares + squares.sum(dim=0).cpu()
+        both = torch.stack([prediction - batch.targets, batch.targets])
+        self.squares.append((both * real).double().square().sum(dim=2).cpu())  # 2 b c
         self.points += (
             batch.targets[..., 0].numel() if batch.mask is None else int(batch.mask.sum())
         )
@@ -246,14 +244,14 @@ class Measurement:
         self, names: Sequence[tuple[str, str]], std: Sequence[float]
     ) -> tuple[ChannelError, ...]:
         """Each channel by itself; samples in which a channel is zero have no relative error."""
+        squares, targets = torch.cat(self.squares, dim=1)
+        relative, rmse = (squares / targets).sqrt(), (squares.sum(dim=0) / self.points).sqrt()
         found = []
         for index, (name, unit) in enumerate(names):
-            column = torch.cat(self.relative)[:, index]
-            finite = column[column.isfinite()]
+            finite = relative[relative[:, index].isfinite(), index]
             error = finite.mean().item() if len(finite) else None
             known = std[index] if len(std) == len(names) else None
-            rmse = math.sqrt(self.squares[index] / self.points)
-            found.append(ChannelError(name, unit, error, rmse, known))
+            found.append(ChannelError(name, unit, error, rmse[index].item(), known))
         return tuple(found)
 
 
@@ -504,12 +502,16 @@ def sample_fields(
     wanted = [*roles, *choose_rows(test.groups, len(samples), settings.view.samples)]
     wanted = list(dict.fromkeys(wanted))
     scale = np.array(settings.view.axis_ends if settings.grids else (1.0,) * axes, np.float32)
+    chosen, looks = torch.tensor(wanted, device=samples.device), dict[int, dict[str, Any]]()
     with measuring(model):
-        looks = {
-            row: look
-            for rows, batch, output in chosen_outputs(model, samples, settings, wanted)
-            for row, look in zip(rows.tolist(), _looks(batch, output, samples, scale), strict=True)
-        }
+        # Each with the evaluation points that it is scored with.
+        batches = row_batches(samples, settings)
+        for rows, draws in zip(batches, batch_draws(model, settings), strict=False):
+            rows = rows[torch.isin(rows, chosen)]
+            if len(rows):
+                batch = samples.batch(rows)
+                output = model(batch.observations, draws)
+                looks |= zip(rows.tolist(), _looks(batch, output, samples, scale), strict=True)
     kept = [looks[row] for row in wanted]
     parts: dict[str, Array] = empty_parts(
         len(wanted), axes, samples.output_channels, samples.value_channels
@@ -615,22 +617,6 @@ def labels_with_units(names: Sequence[tuple[str, str]], kind: str, count: int) -
 
 def _array(tensor: Tensor) -> Array:
     return tensor.float().cpu().numpy()
-
-
-def chosen_outputs(
-    model: Operator, samples: Samples, settings: EvaluationSettings, wanted: Sequence[int]
-) -> Iterator[tuple[Tensor, Batch, Output]]:
-    """The rows `wanted` of the test, each represented with the evaluation points it is scored with.
-
-    Batch by batch of the test, in its order.
-    """
-    chosen = torch.tensor(wanted, device=samples.device)
-    batches = row_batches(samples, settings)
-    for rows, draws in zip(batches, batch_draws(model, settings), strict=False):
-        rows = rows[torch.isin(rows, chosen)]
-        if len(rows):
-            batch = samples.batch(rows)
-            yield rows, batch, model(batch.observations, draws)
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -23,6 +22,7 @@ from fst.evaluation import figures
 from fst.evaluation.figures import Picture, file_name
 from fst.evaluation.rows import METRICS, RELATIVE_L2, Row, Run, grouped, read_run
 from fst.evaluation.tables import (
+    TEMPLATES,
     Table,
     by_model,
     channel_table,
@@ -39,12 +39,6 @@ from fst.terminal import markdown
 HTML, MARKDOWN, FIGURES, WRITTEN = "index.html", "report.md", "figures", "report.json"
 WRITER = "fst report"
 DOTS_PER_INCH = 150
-TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent),
-    autoescape=True,
-    trim_blocks=True,
-    keep_trailing_newline=True,
-)
 ERRORS = (
     "Errors are means over the test samples of the relative L2 error, in float32 and in original "
     "units. A dash means that there is no such number."

@@ -463,16 +463,11 @@ def _cost(
 ) -> TrainingCost | None:
     if "steps" not in summary:
         return None
-    rate = summary["steps_per_second"]
-    values = {
-        "steps": summary["steps"],
-        "seconds": summary["seconds"],
-        "steps_per_second": rate,
-        "device": _device(hardware),
-        "selected_step": summary.get("selected_step"),
-        "peak_memory_gib": summary.get("peak_memory_gib"),
-        "images_per_second": None if images is None else images * rate,
-    }
+    names = ("steps", "seconds", "steps_per_second", "selected_step", "peak_memory_gib")
+    values: dict[str, Any] = {name: summary[name] for name in names if name in summary}
+    values["device"] = _device(hardware)
+    if images is not None:
+        values["images_per_second"] = images * summary["steps_per_second"]
     return from_json(values, TrainingCost, "summary.json")  # which checks them
 
 
