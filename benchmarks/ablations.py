@@ -27,7 +27,7 @@ from results import ablation_table
 
 from fst.commands import train as command
 from fst.config import FunctionSpaceConfig
-from fst.evaluation.protocol import EvaluationSettings, device_name, measure_model
+from fst.evaluation.protocol import EvaluationSettings, device_name, measure, measuring, represented
 from fst.operators import Operator
 from fst.recipes import ablation, find
 from fst.recipes.burgers import NEIGHBORS
@@ -114,7 +114,8 @@ def execute(job: Job, recipe: Recipe, data: Path, device: torch.device) -> dict[
     selected, settings = trainer.selected, recipe.evaluation
     assert isinstance(selected, Operator)
     assert isinstance(settings, EvaluationSettings)
-    found = measure_model(selected, test.samples, settings)
+    with measuring(selected):
+        found = measure(represented(selected, settings), test.samples, settings)
     errors = {each.neighbors: sum(each.errors) / len(each.errors) for each in found}
     return {
         "seconds": round(seconds, 1),

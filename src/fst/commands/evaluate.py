@@ -93,7 +93,9 @@ def evaluate(
             diffusion=recipe.data.diffusion,
             frequent_class=recipe.data.frequent_class(path),
         )
-        return settings.score(settings.load(best).to(chosen), test, origin, facts, console)
+        return settings.score(
+            settings.kind.from_pretrained(best).to(chosen), test, origin, facts, console
+        )
 
     scored = (run / RESULTS / ROWS).is_file() and not again
     with nullcontext() if scored else held(run):

@@ -22,7 +22,7 @@ from fst.commands.device import choose_device
 from fst.commands.evaluate import read_recipe
 from fst.commands.train import check_same_data, data_of_run
 from fst.data.samples import Samples
-from fst.evaluation.protocol import EvaluationSettings, measure_model
+from fst.evaluation.protocol import EvaluationSettings, measure, measuring, represented
 from fst.evaluation.rows import RESULTS, ROWS, Row, mean, read_run
 from fst.evaluation.tables import error_table
 from fst.io import file_errors, read_object, write_text
@@ -91,7 +91,8 @@ def ship(
 
     def validation_error(weights: dict[str, Tensor]) -> float:
         model.load_state_dict(weights)
-        (found,) = measure_model(model, validation, stored)
+        with measuring(model):
+            (found,) = measure(represented(model, stored), validation, stored)
         return mean(found.errors)
 
     weights = pretrained.read(best.parent)[2]

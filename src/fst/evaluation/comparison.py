@@ -22,6 +22,7 @@ from fst.evaluation.rows import (
     Row,
     Scored,
     grouped,
+    hardware_name,
     read_rows,
     read_starts,
     read_timed_curve,
@@ -189,10 +190,9 @@ class Comparison:
         columns = unique(score.column for each in self.results for score in each.scores)
         images = any(each.images_per_second is not None for each in self.results)
         costs = {name: cost for name, cost in COSTS.items() if images or name != IMAGES}
-        lines: list[tuple[str, ...]] = []
-        for those in grouped(self.results, lambda each: each.model).values():
-            lines += _lines(those, costs, columns)
-        return Table(self.title, ("Model", "Para-\nmeters", *costs, *columns), tuple(lines))
+        models = grouped(self.results, lambda each: each.model).values()
+        lines = tuple(line for those in models for line in _lines(those, costs, columns))
+        return Table(self.title, ("Model", "Para-\nmeters", *costs, *columns), lines)
 
     @property
     def title(self) -> str:
@@ -272,15 +272,14 @@ class Comparison:
         return ", ".join(found.values())
 
     def _environment(self) -> str:
-        gpus = self.hardware.get("gpus")
-        threads = self.hardware.get("threads")
-        device = gpus[0]["name"] if gpus else f"CPU, {threads} thread{'s' * (threads != 1)}"
         versions = ", ".join(
             f"{name} {self.versions[name]}"
             for name in ("fst", "torch", "neuraloperator")
             if self.versions.get(name)
         )
-        return f"Made with: {device}; {versions}." if versions else "Nothing is trained yet."
+        if not versions:
+            return "Nothing is trained yet."
+        return f"Made with: {hardware_name(self.hardware)}; {versions}."
 
 
 def scores_of(rows: Sequence[Row]) -> tuple[Score, ...]:
@@ -298,26 +297,22 @@ def _lines(
     done = [each for each in those if each.status == "done"]
     first, blank = those[0], [""] * len(costs)
     by_column = grouped((score for each in done for score in each.scores), lambda s: s.column)
-
-    def mean(cost: Cost) -> str:
+    found = [by_column.get(name, []) for name in columns]
+    errors = [[score.error for score in scores] for scores in found]
+    measures = [METRICS[scores[0].metric if scores else RELATIVE_L2] for scores in found]
+    both = list(zip(measures, errors, strict=True))
+    line = [first.title, shown(first.parameters)]
+    for cost in costs.values():
         values = [value for each in done if (value := cost.read(each)) is not None]
-        return cost.form(statistics.fmean(values)) if values else NOTHING
-
-    def cells(form: Callable[[list[Score]], str], nothing: str = "") -> list[str]:
-        return [form(by_column[name]) if name in by_column else nothing for name in columns]
-
-    def errors(found: list[Score]) -> list[float]:
-        return [score.error for score in found]
-
-    means = cells(lambda found: found[0].measure.text(statistics.fmean(errors(found))), NOTHING)
-    line = (first.title, shown(first.parameters), *map(mean, costs.values()), *means)
-    lines = [line]
+        line.append(cost.form(statistics.fmean(values)) if values else NOTHING)
+    line += [measure.text(statistics.fmean(each) if each else None) for measure, each in both]
+    lines = [tuple(line)]
     if len(done) > 1:
-        spread = cells(lambda found: found[0].measure.spread(statistics.stdev(errors(found))))
+        spread = (measure.spread(statistics.stdev(each)) if each else "" for measure, each in both)
         lines.append((SPREAD, "", *blank, *spread))
-    if any(score.paper_error is not None for each in done for score in each.scores):
+    if any(score.paper_error is not None for scores in found for score in scores):
         paper = "" if first.paper_parameters is None else f"{first.paper_parameters:,}"
-        quoted = cells(lambda found: found[0].measure.text(found[0].paper_error))
+        quoted = (each[0].measure.text(each[0].paper_error) if each else "" for each in found)
         lines.append((PAPER, paper, *blank, *quoted))
     for status in ("failed", "waiting"):
         count = sum(each.status == status for each in those)

@@ -25,12 +25,14 @@ POINTS = 10_000
 LARGEST = {"anchors": 1e6, "length_scales": 1e6}
 
 
+@dataclass(frozen=True)
 class SavedFields:
-    """Samples `rows` of a test split, as one model saw them."""
+    """Samples `rows` of a test split, as one model saw them. Some models have no anchors."""
 
     model: Shaped[Array, ""]
     rows: Int[Array, " n"]
     anchors: Float[Array, "n m s"]
+    length_scales: Float[Array, "n m s"]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -45,7 +47,7 @@ class Fields(SavedFields):
 
     Sample i has the first `observed[i]` of `positions` and `values`, and the first `queried[i]` of
     `queries`, `truth` and `prediction`; what follows is padding. One set of queries serves all
-    samples where they share it. Models without anchors have zero of them.
+    samples where they share it.
 
     Over the whole test set: `squared_error` and `squared_target` are sums over the points in each
     of `bins` equal parts of the axes, the last axis fastest, and `counts` says how many points
@@ -53,13 +55,11 @@ class Fields(SavedFields):
     the second axis, at each of `cuts` of the first.
     """
 
-    model: Shaped[Array, ""]
     axis_labels: Shaped[Array, " s"]
     value_labels: Shaped[Array, " v"]
     target_labels: Shaped[Array, " c"]
     low: Float[Array, " s"]
     high: Float[Array, " s"]
-    rows: Int[Array, " n"]
     numbers: Shaped[Array, " n"]
     """By which the user knows the samples: their names, where they have some."""
     roles: Shaped[Array, " n"]
@@ -78,8 +78,6 @@ class Fields(SavedFields):
     dense: Float[Array, "n d c"]
     """The prediction on an even grid of `dense_shape` over the domain; none where queries are."""
     dense_shape: Int[Array, " e"]
-    anchors: Float[Array, "n m s"]
-    length_scales: Float[Array, "n m s"]
     cuts: Float[Array, " p"]
     bins: Int[Array, " s"]
     counts: Float[Array, " k"]
@@ -141,12 +139,10 @@ class Fields(SavedFields):
 class ImageFields(SavedFields):
     """Images n as the model saw them, with anchors in the unit square.
 
-    The vertical coordinate comes first, and the top left corner is at zero. Models without anchors
-    have zero of them.
+    The vertical coordinate comes first, and the top left corner is at zero. The length scales are
+    those of refinement: a classifier decodes nothing.
     """
 
-    model: Shaped[Array, ""]
-    rows: Int[Array, " n"]
     names: Shaped[Array, " n"]
     """Files that the images came from."""
     labels: Shaped[Array, " n"]
@@ -157,7 +153,6 @@ class ImageFields(SavedFields):
     pictures: UInt8[Array, "n h w 3"]
     anchors: Float[Array, "n m 2"]
     length_scales: Float[Array, "n m 2"]
-    """Of refinement: a classifier decodes nothing."""
 
     def spread(self) -> float:
         """How far anchors adapt: the std of an anchor's horizontal coordinate over images."""
@@ -176,7 +171,7 @@ def read_fields(path: Path) -> SavedFields:
     with reading(path, "saved fields (.npz)"), np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
         kind: type[SavedFields] = ImageFields if "pictures" in arrays else Fields
-        arrays = {each.name: arrays[each.name] for each in fields(kind)}  # type: ignore[arg-type]
+        arrays = {each.name: arrays[each.name] for each in fields(kind)}
     _check_arrays(path, kind, arrays)
     found = kind(**arrays)
     try:
@@ -260,13 +255,6 @@ def real_points(mask: Bool[Array, "b p"] | None, points: Float[Array, "b p s"]) 
         real = np.arange(len(positions)) if mask is None else mask[sample].nonzero()[0]
         found.append(real[thinned(positions[real])])
     return found
-
-
-def padded(rows: Sequence[Array]) -> Array:
-    """Arrays of unequal length as one, zeros behind the shorter ones."""
-    longest = max(map(len, rows))
-    widths = [[(0, longest - len(row)), *[(0, 0)] * (row.ndim - 1)] for row in rows]
-    return np.stack([np.pad(row, width) for row, width in zip(rows, widths, strict=True)])
 
 
 def choose_rows(groups: Sequence[str] | None, total: int, count: int) -> list[int]:

@@ -22,7 +22,6 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
     EngFormatter,
-    FixedLocator,
     LogLocator,
     MaxNLocator,
     NullFormatter,
@@ -30,12 +29,10 @@ from matplotlib.ticker import (
 )
 from matplotlib.tri import Triangulation
 
-from fst.evaluation.fields import Fields, ImageFields, SavedFields, full_grid
+from fst.evaluation.fields import Array, Fields, ImageFields, SavedFields, full_grid
 from fst.evaluation.rows import Curves, Metric, Row
 from fst.evaluation.tables import by_model
 from fst.evaluation.tables import full_grid as last_grid
-
-Array = np.ndarray
 
 STYLE: dict[Any, Any] = {
     "font.size": 9.0,
@@ -669,8 +666,7 @@ def local_decoding(rows: Iterable[Row]) -> Figure | None:
         looks: dict[str, Any] = {"color": PALETTE[index % len(PALETTE)], "linestyle": "--"}
         panel.axhline(whole.error, linewidth=1.0, label=f"{whole.model}, all anchors", **looks)
     panel.set_xscale("log", base=2)
-    panel.xaxis.set_major_locator(FixedLocator(sorted(counts)))
-    panel.xaxis.set_major_formatter("{x:g}")
+    panel.set_xticks(sorted(counts), map(str, sorted(counts)))
     panel.xaxis.set_minor_locator(NullLocator())
     chart(panel, (), xlabel="anchors used per query, k", ylabel="mean relative L2 error")
     return figure

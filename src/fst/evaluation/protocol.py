@@ -12,10 +12,9 @@ import json
 import math
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -23,6 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from rich.console import Console
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from fst.base import Model, parameter_count
 from fst.data.samples import Batch, Samples
@@ -34,7 +34,6 @@ from fst.evaluation.fields import (
     choose_rows,
     empty_parts,
     full_grid,
-    padded,
     ranked_rows,
     real_points,
 )
@@ -43,7 +42,6 @@ from fst.evaluation.rows import (
     RELATIVE_L2,
     ChannelError,
     EvaluationError,
-    Grid,
     GroupError,
     Origin,
     Row,
@@ -52,7 +50,13 @@ from fst.evaluation.rows import (
     shortened,
 )
 from fst.evaluation.rows import mean as mean_of
-from fst.evaluation.trivial import TrainingFacts, compared, observed_targets, predictors
+from fst.evaluation.trivial import (
+    Predictor,
+    TrainingFacts,
+    compared,
+    observed_targets,
+    predictors,
+)
 from fst.evaluation_points import PointDraws
 from fst.field import Field
 from fst.kernels import fuse, fused, unfuse
@@ -61,10 +65,9 @@ from fst.operators import Operator, Output
 from fst.precision import full_precision
 from fst.pretrained import to_json
 from fst.terminal import printable, progress_bar
-from fst.types import Domain, Observations, check_fields
+from fst.types import Domain, check_fields
 from fst.version import __version__
 
-Represent = Callable[[Observations], Output]
 # Parts of each axis, by the number of axes, that errors off any grid are summed in.
 BINS = {1: 48, 2: 20, 3: 8}
 # The even grid on which a field is drawn where its queries lie on none.
@@ -78,12 +81,10 @@ class TestProtocol(ABC):
 
     batch_size: int
     paper_errors: tuple[float, ...]
+    kind: ClassVar[type[Model]]
+    """Of the models that are scored."""
     shown: ClassVar[tuple[str, ...]]
     """Settings of what is shown beside the errors, which they do not change."""
-
-    @abstractmethod
-    def load(self, best: Path) -> Model:
-        """The trained model in a folder."""
 
     @abstractmethod
     def score(
@@ -162,6 +163,7 @@ class EvaluationSettings(TestProtocol):
     """The paper's error on the last grid for each group, by the group's name."""
     view: View = field(default_factory=View)
 
+    kind = Operator
     shown = ("view", "paper_errors", "paper_groups")
 
     def __post_init__(self) -> None:
@@ -174,9 +176,6 @@ class EvaluationSettings(TestProtocol):
         for name in ("grids", "neighbors"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name} must not repeat, got {getattr(self, name)}")
-
-    def load(self, best: Path) -> Model:
-        return Operator.from_pretrained(best)
 
     def score(
         self,
@@ -217,17 +216,28 @@ class EvaluationSettings(TestProtocol):
 
 
 class Measurement:
-    """Errors on one grid, collected batch by batch in the order of the test split."""
+    """Errors on one grid, collected batch by batch in the order of the test split.
 
-    def __init__(self, grid: Grid, neighbors: int | None) -> None:
-        self.grid, self.neighbors = grid, neighbors
+    `neighbors` are the nearest anchors to decode from, where not all; `over` learns where errors
+    lie.
+    """
+
+    def __init__(
+        self, view: Samples, neighbors: int | None = None, over: "OverDomain | None" = None
+    ) -> None:
+        self.view, self.neighbors, self.over = view, neighbors, over
         self.found: list[Tensor] = []
         self.squares: list[Tensor] = []
         self.points = 0
 
-    def add(self, batch: Batch, prediction: Float[Tensor, "b q c"], rows: Tensor) -> None:
+    def add(self, output: Output, rows: Int[Tensor, " b"]) -> None:
+        """Measure the output of these rows; only a field has neighbours to choose from."""
+        if self.neighbors is not None and not isinstance(output, Field):
+            return
+        batch = self.view.batch(rows)
+        prediction = answer(output, batch.queries, self.neighbors)
         error = relative_l2(prediction, batch.targets, batch.mask)
-        _check_finite(error, rows, self.grid)
+        _check_finite(error, rows, self.view.grid_shape)
         self.found.append(error.cpu())
         real = 1.0 if batch.mask is None else batch.mask[..., None]
         both = torch.stack([prediction - batch.targets, batch.targets])
@@ -235,6 +245,8 @@ class Measurement:
         self.points += (
             batch.targets[..., 0].numel() if batch.mask is None else int(batch.mask.sum())
         )
+        if self.over is not None:
+            self.over.add(batch, prediction)
 
     @property
     def errors(self) -> tuple[float, ...]:
@@ -328,9 +340,9 @@ def evaluate(
     targets, and `over` learns where the errors lie.
     """
     check_test(test)
-    found = measure_model(
-        model, test.samples, settings, over=over, label=origin.model, console=console
-    )
+    with measuring(model):
+        predict, label = represented(model, settings), origin.model
+        found = measure(predict, test.samples, settings, over=over, label=label, console=console)
     return make_rows(found, test, settings, origin, parameter_count(model), std)
 
 
@@ -362,30 +374,14 @@ def batch_draws(model: Operator, settings: EvaluationSettings) -> Iterator[Point
             stream = model.point_stream(settings.anchor_seed, settings.sobol_seed)
 
 
-def measure_model(
-    model: Operator,
-    samples: Samples,
-    settings: EvaluationSettings,
-    *,
-    over: OverDomain | None = None,
-    label: str = "",
-    console: Console | None = None,
-) -> list[Measurement]:
-    """Errors of a model, each batch with the evaluation points that the protocol gives it."""
+def represented(model: Operator, settings: EvaluationSettings) -> Predictor:
+    """The model, with the evaluation points that the protocol gives each batch in turn."""
     draws = batch_draws(model, settings)
-    with measuring(model):
-        return measure(
-            lambda observations: model(observations, next(draws)),
-            samples,
-            settings,
-            over=over,
-            label=label,
-            console=console,
-        )
+    return lambda observations: model(observations, next(draws))
 
 
 def measure(
-    represent: Represent,
+    represent: Predictor,
     samples: Samples,
     settings: EvaluationSettings,
     *,
@@ -394,27 +390,16 @@ def measure(
     console: Console | None = None,
 ) -> list[Measurement]:
     """Errors of any predictor, each batch represented once for all grids and neighbour counts."""
-    views = views_of(samples, settings)
-    found: dict[tuple[bool, int, int], Measurement] = {}
+    *coarse, last = views_of(samples, settings)
+    found = [*map(Measurement, coarse), Measurement(last, over=over)]
+    found += [Measurement(last, near) for near in settings.neighbors]
     with progress_bar(console) as progress:
-        batches = list(row_batches(samples, settings))
+        batches = row_batches(samples, settings)
         for rows in progress.track(batches, description=printable(f"testing {label}".strip())):
             output = represent(samples.batch(rows).observations)
-            for index, view in enumerate(views):
-                batch = view.batch(rows)
-                last = index == len(views) - 1
-                ways: tuple[int | None, ...] = (None,)
-                if last and isinstance(output, Field):
-                    ways = (None, *settings.neighbors)
-                for near in ways:
-                    prediction = answer(output, batch.queries, near)
-                    key = near is not None, index, near or 0  # grids come before neighbours
-                    found.setdefault(key, Measurement(view.grid_shape, near)).add(
-                        batch, prediction, rows
-                    )
-                    if last and near is None and over is not None:
-                        over.add(batch, prediction)
-    return [found[key] for key in sorted(found)]
+            for each in found:
+                each.add(output, rows)
+    return [each for each in found if each.found]
 
 
 def make_rows(
@@ -435,7 +420,8 @@ def make_rows(
         groups = group_errors(errors, test.groups, dict(settings.paper_groups) if last else {})
         row = make_row(errors, groups, paper, origin, parameters, test.samples.device)
         channels = found.channels(targets, std)
-        rows.append(replace(row, grid=found.grid, neighbors=found.neighbors, channels=channels))
+        grid, near = found.view.grid_shape, found.neighbors
+        rows.append(replace(row, grid=grid, neighbors=near, channels=channels))
     return rows
 
 
@@ -476,9 +462,9 @@ def views_of(samples: Samples, settings: EvaluationSettings) -> list[Samples]:
     ] or [samples]
 
 
-def row_batches(samples: Samples, settings: EvaluationSettings) -> Iterator[Int[Tensor, " b"]]:
+def row_batches(samples: Samples, settings: EvaluationSettings) -> Sequence[Int[Tensor, " b"]]:
     """The row numbers of each batch, in the order of the test split."""
-    return iter(torch.arange(len(samples), device=samples.device).split(settings.batch_size))
+    return list(torch.arange(len(samples), device=samples.device).split(settings.batch_size))
 
 
 def sample_fields(
@@ -518,7 +504,10 @@ def sample_fields(
     )
     parts |= {} if over is None else over.arrays(scale)
     names = ("positions", "values", "queries", "truth", "prediction")
-    parts |= {name: padded([look[name] for look in kept]) for name in names}
+    parts |= {
+        name: pad_sequence([torch.from_numpy(look[name]) for look in kept], True).numpy()
+        for name in names
+    }
     stacked = ("dense", "anchors", "length_scales")
     parts |= {name: np.stack([look[name] for look in kept]) for name in stacked}
     if (parts["queries"] == parts["queries"][:1]).all():

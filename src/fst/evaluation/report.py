@@ -187,16 +187,14 @@ def problem_sections(name: str, runs: Sequence[Run]) -> list[Section]:
 
 
 def training_section(runs: Sequence[Run], rows: Sequence[Row]) -> Section:
-    table = cost_table(rows)
-    pictures = []
-    for file, metric in (("training", RELATIVE_L2), ("training-images", "top1_error")):
-        curves = [(run.name, run.curves) for run in runs if run.rows[0].metric == metric]
-        for measure in dict.fromkeys(each.measure for _, each in curves):
-            those = [(name, each) for name, each in curves if each.measure == measure]
-            kind = "" if measure is None else f"-{measure.replace(' ', '-')}"
-            if (figure := figures.training(those, METRICS[metric])) is not None:
-                caption = "Training loss and validation error by step."
-                pictures.append(Picture(f"{file}{kind}", caption, figure))
+    table, pictures = cost_table(rows), []
+    alike = grouped(runs, lambda run: (run.rows[0].metric, run.curves.measure))
+    for (metric, measure), those in alike.items():
+        figure = figures.training([(run.name, run.curves) for run in those], METRICS[metric])
+        if figure is not None:
+            file = "training" if metric == RELATIVE_L2 else "training-images"
+            file += "" if measure is None else f"-{measure.replace(' ', '-')}"
+            pictures.append(Picture(file, "Training loss and validation error by step.", figure))
     return Section("Training", (), (table,) if table.lines else (), tuple(pictures))
 
 

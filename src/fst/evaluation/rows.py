@@ -465,13 +465,13 @@ def _cost(
         return None
     names = ("steps", "seconds", "steps_per_second", "selected_step", "peak_memory_gib")
     values: dict[str, Any] = {name: summary[name] for name in names if name in summary}
-    values["device"] = _device(hardware)
+    values["device"] = hardware_name(hardware)
     if images is not None:
         values["images_per_second"] = images * summary["steps_per_second"]
     return from_json(values, TrainingCost, "summary.json")  # which checks them
 
 
-def _device(hardware: dict[str, Any]) -> str:
+def hardware_name(hardware: dict[str, Any]) -> str:
     """The hardware in a few words; a GPU that was there but not used cannot be told apart."""
     processes = hardware.get("processes", 1)
     if hardware.get("gpus"):
