@@ -15,7 +15,6 @@ from fst.evaluation.protocol import EvaluationSettings, View, trivial_rows
 from fst.evaluation.rows import METRICS
 from fst.evaluation.trivial import (
     TrainingFacts,
-    Trivial,
     compared,
     held_initial,
     inverse_distance,
@@ -111,9 +110,9 @@ def test_interpolation_is_exact_at_observations_and_ignores_padding():
     mask[1, 5:] = False
     given = Observations(positions, values, None, mask)
     interpolate = partial(inverse_distance, channels=(0,), domain=SQUARE)
-    found = Trivial(given, SQUARE, interpolate)
+    found = partial(interpolate, given)
     torch.testing.assert_close(found(positions)[0], values[0], atol=1e-4, rtol=0)
-    few = Trivial(Observations(positions[1:, :5], values[1:, :5]), SQUARE, interpolate)
+    few = partial(interpolate, Observations(positions[1:, :5], values[1:, :5]))
     queries = torch.rand(1, 30, 2)
     torch.testing.assert_close(found(queries.expand(2, -1, -1))[1:], few(queries))
     mean = observed_mean(given, queries.expand(2, -1, -1), (0,))
@@ -166,9 +165,7 @@ def test_between_observations_the_initial_condition_is_linear():
     later = torch.tensor([[0.5, 0.0], [0.5, 1.0]])
     positions = torch.cat([initial, later])[None]
     values = torch.cat([3 * places - 1, torch.tensor([7.0, 7.0])])[None, :, None]
-    held = Trivial(Observations(positions, values), SQUARE, held_initial)
     queries = torch.rand(1, 30, 2)
     expected = 3 * queries[..., 1:] - 1
-    torch.testing.assert_close(held(queries), expected, atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match="queries must lie in the domain"):
-        held(queries + 1)
+    held = held_initial(Observations(positions, values), queries)
+    torch.testing.assert_close(held, expected, atol=1e-5, rtol=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped, UInt8, jaxtyped
+from jaxtyping import Float, Int, Shaped, UInt8, jaxtyped
 
 from fst.data.files import DataError, reading
 from fst.io import write_file
@@ -246,15 +246,6 @@ def thinned(points: Float[Array, "p s"]) -> Int[Array, " k"]:
         return np.asarray(order.reshape(shape)[np.ix_(*kept)].ravel())
     # At random, since every k-th point of a mesh can lie on a few lines.
     return np.sort(np.random.default_rng(0).permutation(len(points))[:POINTS])
-
-
-def real_points(mask: Bool[Array, "b p"] | None, points: Float[Array, "b p s"]) -> list[Array]:
-    """Sample by sample the indices of the points that exist and are kept for pictures."""
-    found = []
-    for sample, positions in enumerate(points):
-        real = np.arange(len(positions)) if mask is None else mask[sample].nonzero()[0]
-        found.append(real[thinned(positions[real])])
-    return found
 
 
 def choose_rows(groups: Sequence[str] | None, total: int, count: int) -> list[int]:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -35,7 +35,7 @@ from fst.evaluation.fields import (
     empty_parts,
     full_grid,
     ranked_rows,
-    real_points,
+    thinned,
 )
 from fst.evaluation.rows import (
     METRICS,
@@ -51,6 +51,7 @@ from fst.evaluation.rows import (
 )
 from fst.evaluation.rows import mean as mean_of
 from fst.evaluation.trivial import (
+    Answers,
     Predictor,
     TrainingFacts,
     compared,
@@ -230,7 +231,7 @@ class Measurement:
         self.squares: list[Tensor] = []
         self.points = 0
 
-    def add(self, output: Output, rows: Int[Tensor, " b"]) -> None:
+    def add(self, output: Answers, rows: Int[Tensor, " b"]) -> None:
         """Measure the output of these rows; only a field has neighbours to choose from."""
         if self.neighbors is not None and not isinstance(output, Field):
             return
@@ -488,16 +489,15 @@ def sample_fields(
     wanted = [*roles, *choose_rows(test.groups, len(samples), settings.view.samples)]
     wanted = list(dict.fromkeys(wanted))
     scale = np.array(settings.view.axis_ends if settings.grids else (1.0,) * axes, np.float32)
-    chosen, looks = torch.tensor(wanted, device=samples.device), dict[int, dict[str, Any]]()
+    looks = {}
     with measuring(model):
         # Each with the evaluation points that it is scored with.
         batches = row_batches(samples, settings)
         for rows, draws in zip(batches, batch_draws(model, settings), strict=False):
-            rows = rows[torch.isin(rows, chosen)]
-            if len(rows):
-                batch = samples.batch(rows)
+            for row in set(rows.tolist()).intersection(wanted):
+                batch = samples.batch(torch.tensor([row], device=samples.device))
                 output = model(batch.observations, draws)
-                looks |= zip(rows.tolist(), _looks(batch, output, samples, scale), strict=True)
+                looks[row] = _look(batch, output, samples.domain, scale)
     kept = [looks[row] for row in wanted]
     parts: dict[str, Array] = empty_parts(
         len(wanted), axes, samples.output_channels, samples.value_channels
@@ -508,7 +508,7 @@ def sample_fields(
         name: pad_sequence([torch.from_numpy(look[name]) for look in kept], True).numpy()
         for name in names
     }
-    stacked = ("dense", "anchors", "length_scales")
+    stacked = ["anchors", "length_scales"] + ["dense"] * all(len(look["dense"]) for look in kept)
     parts |= {name: np.stack([look[name] for look in kept]) for name in stacked}
     if (parts["queries"] == parts["queries"][:1]).all():
         parts["queries"] = parts["queries"][:1]
@@ -546,34 +546,31 @@ def sample_fields(
     )
 
 
-def _looks(
-    batch: Batch, output: Output, samples: Samples, scale: Array
-) -> Iterator[dict[str, Any]]:
-    """What is kept of each sample of a batch."""
-    prediction = output(batch.queries)
-    errors = relative_l2(prediction, batch.targets, batch.mask)
-    anchors = anchors_of(output, batch.queries)
-    given, mask = batch.observations, batch.mask
-    queries = _array(batch.queries)
-    asked = real_points(None if mask is None else mask.cpu().numpy(), queries)
-    masked = None if given.mask is None else given.mask.cpu().numpy()
-    seen = real_points(masked, _array(given.positions))
-    dense = torch.zeros(len(queries), 0, samples.output_channels)
-    if full_grid(queries[0, asked[0]]) is None:
-        dense = output(dense_queries(samples.domain, batch.queries).expand(len(queries), -1, -1))
-    for index, (points, sensors) in enumerate(zip(asked, seen, strict=True)):
-        yield {
-            "error": errors[index].item(),
-            "whole": len(points) == (queries.shape[1] if mask is None else int(mask[index].sum())),
-            "positions": _array(given.positions[index])[sensors] * scale,
-            "values": _array(given.values[index])[sensors],
-            "queries": queries[index, points] * scale,
-            "truth": _array(batch.targets[index])[points],
-            "prediction": _array(prediction[index])[points],
-            "dense": _array(dense[index]),
-            "anchors": _array(anchors[0][index]) * scale,
-            "length_scales": _array(anchors[1][index]) * scale,
-        }
+def _look(batch: Batch, output: Output, domain: Domain, scale: Array) -> dict[str, Any]:
+    """What is kept of a sample, the only one of its batch."""
+
+    def real(values: Float[Tensor, "1 p c"], mask: Bool[Tensor, "1 p"] | None) -> Array:
+        return _array(values[0] if mask is None else values[0, mask[0]])
+
+    given, prediction = batch.observations, output(batch.queries)
+    queries, positions = real(batch.queries, batch.mask), real(given.positions, given.mask)
+    points, sensors = thinned(queries), thinned(positions)
+    dense = batch.targets[:, :0]
+    if full_grid(queries[points]) is None:
+        dense = output(dense_queries(domain, batch.queries))
+    anchors, length_scales = anchors_of(output, batch.queries)
+    return {
+        "error": relative_l2(prediction, batch.targets, batch.mask).item(),
+        "whole": len(points) == len(queries),
+        "positions": positions[sensors] * scale,
+        "values": real(given.values, given.mask)[sensors],
+        "queries": queries[points] * scale,
+        "truth": real(batch.targets, batch.mask)[points],
+        "prediction": real(prediction, batch.mask)[points],
+        "dense": _array(dense[0]),
+        "anchors": _array(anchors[0]) * scale,
+        "length_scales": _array(length_scales[0]) * scale,
+    }
 
 
 def dense_queries(domain: Domain, like: Tensor) -> Float[Tensor, "1 d s"]:
@@ -629,7 +626,7 @@ def device_name(device: torch.device) -> str:
 
 
 def answer(
-    output: Output, queries: Float[Tensor, "b q s"], neighbors: int | None
+    output: Answers, queries: Float[Tensor, "b q s"], neighbors: int | None
 ) -> Float[Tensor, "b q c"]:
     """Values at queries; only a field has neighbours to choose from."""
     return output(queries, neighbors) if isinstance(output, Field) else output(queries)

@@ -17,11 +17,11 @@ from torch import Tensor
 from fst.data.samples import Samples
 from fst.data.source import TestSplit
 from fst.evaluation.rows import Metric
-from fst.operators import Output
 from fst.types import Domain, Observations
 
-Predictor = Callable[[Observations], Output]
-Predict = Callable[[Observations, Float[Tensor, "b q s"]], Float[Tensor, "b q c"]]
+Answers = Callable[[Float[Tensor, "b q s"]], Float[Tensor, "b q c"]]
+"""Values at queries: an `Output`, or what a trivial predictor makes of observations."""
+Predictor = Callable[[Observations], Answers]
 # Observations that an interpolation is made of, and distances held at once.
 NEAREST, DISTANCES_AT_ONCE = 8, 2**22
 # Queries whose Fourier sums are held at once.
@@ -40,20 +40,6 @@ class TrainingFacts:
     std: tuple[float, ...] = ()
     diffusion: float | None = None
     frequent_class: str | None = None
-
-
-class Trivial(Output):
-    """What a function of the observations and the queries predicts."""
-
-    def __init__(self, observations: Observations, domain: Domain, predict: Predict) -> None:
-        self.observations, self.domain, self.predict = observations, domain, predict
-
-    @property
-    def like(self) -> Tensor:
-        return self.observations.positions
-
-    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
-        return self.predict(self.observations, queries)
 
 
 def constant(
@@ -157,7 +143,7 @@ def predictors(
 
     `initial` says that the first of two axes is time and the whole initial condition is observed.
     """
-    domain, found = test.samples.domain, dict[str, Predict]()
+    domain, found = test.samples.domain, dict[str, Callable[..., Tensor]]()
     if len(facts.mean) == test.samples.output_channels:
         found["mean of the training targets"] = partial(constant, values=facts.mean)
     if (channels := observed_targets(test)) is not None:
@@ -170,7 +156,8 @@ def predictors(
             found["mean of the initial condition"] = mean_initial
         if initial and facts.diffusion is not None:
             found["linear diffusion"] = partial(linear_diffusion, diffusion=facts.diffusion)
-    return {name: partial(Trivial, domain=domain, predict=each) for name, each in found.items()}
+    # Given observations, each becomes a function of queries.
+    return {name: partial(partial, predict) for name, predict in found.items()}
 
 
 def observed_targets(test: TestSplit[Samples]) -> tuple[int, ...] | None:
