@@ -74,7 +74,7 @@ class ClassificationSettings(TestProtocol):
     ) -> Scores:
         rows = evaluate(model, test, self, origin, console=console)
         fields = sample_image_fields(model, test, self, origin)
-        return rows + trivial_rows(rows, facts, origin), fields
+        return rows + trivial_rows(rows, facts), fields
 
 
 def evaluate(
@@ -135,7 +135,7 @@ def measure(
     return errors
 
 
-def trivial_rows(rows: Sequence[Row], facts: TrainingFacts, origin: Origin) -> list[Row]:
+def trivial_rows(rows: Sequence[Row], facts: TrainingFacts) -> list[Row]:
     """Always the class that most training images have, scored as the model was (top-1)."""
     if facts.frequent_class is None:
         return []

@@ -6,10 +6,10 @@ terminal, Markdown and JSON.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from rich.console import Console
 
@@ -19,7 +19,6 @@ from fst.evaluation.rows import (
     RELATIVE_L2,
     RESULTS,
     ROWS,
-    Row,
     Scored,
     grouped,
     hardware_name,
@@ -117,7 +116,11 @@ class Result:
             starts=len(read_starts(run)),
             selected_step=summary["selected_step"],
             validation_error=summary["validation_error"],
-            scores=scores_of(rows),
+            scores=tuple(
+                Score(row.metric, row.grid, row.samples, row.error, row.paper_error)
+                for row in rows
+                if row.neighbors is None and not row.trivial
+            ),
             curve=read_timed_curve(run),
         )
 
@@ -126,21 +129,20 @@ def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1_000 else f"{value:,.0f}"
 
 
-class Cost(NamedTuple):
-    """A column about what a model cost."""
-
-    read: Callable[[Result], float | None]
-    form: Callable[[float], str]
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
 
 
 IMAGES = "Images\n/s"
-COSTS = {
-    "Steps": Cost(lambda each: each.steps, lambda value: f"{value:,.0f}"),
-    "Time\n(s)": Cost(lambda each: each.training_seconds, _short),
-    "Steps\n/s": Cost(lambda each: each.steps_per_second, _short),
-    IMAGES: Cost(lambda each: each.images_per_second, lambda value: f"{value:,.0f}"),
-    "Peak\nGiB": Cost(lambda each: each.peak_memory_gib, lambda value: f"{value:.1f}"),
+Costs = dict[str, tuple[str, Callable[[float], str]]]
+COSTS: Costs = {
+    "Steps": ("steps", _whole),
+    "Time\n(s)": ("training_seconds", _short),
+    "Steps\n/s": ("steps_per_second", _short),
+    IMAGES: ("images_per_second", _whole),
+    "Peak\nGiB": ("peak_memory_gib", "{:.1f}".format),
 }
+"""Columns about what a model cost: a field of its results, and how their mean is shown."""
 
 
 @dataclass(frozen=True)
@@ -282,18 +284,7 @@ class Comparison:
         return f"Made with: {hardware_name(self.hardware)}; {versions}."
 
 
-def scores_of(rows: Sequence[Row]) -> tuple[Score, ...]:
-    """A run's errors on its test grids, or its accuracies."""
-    return tuple(
-        Score(row.metric, row.grid, row.samples, row.error, row.paper_error)
-        for row in rows
-        if row.neighbors is None and not row.trivial
-    )
-
-
-def _lines(
-    those: list[Result], costs: dict[str, Cost], columns: list[str]
-) -> list[tuple[str, ...]]:
+def _lines(those: list[Result], costs: Costs, columns: list[str]) -> list[tuple[str, ...]]:
     done = [each for each in those if each.status == "done"]
     first, blank = those[0], [""] * len(costs)
     by_column = grouped((score for each in done for score in each.scores), lambda s: s.column)
@@ -302,9 +293,9 @@ def _lines(
     measures = [METRICS[scores[0].metric if scores else RELATIVE_L2] for scores in found]
     both = list(zip(measures, errors, strict=True))
     line = [first.title, shown(first.parameters)]
-    for cost in costs.values():
-        values = [value for each in done if (value := cost.read(each)) is not None]
-        line.append(cost.form(statistics.fmean(values)) if values else NOTHING)
+    for field, form in costs.values():
+        values = [value for each in done if (value := getattr(each, field)) is not None]
+        line.append(form(statistics.fmean(values)) if values else NOTHING)
     line += [measure.text(statistics.fmean(each) if each else None) for measure, each in both]
     lines = [tuple(line)]
     if len(done) > 1:
