@@ -436,10 +436,8 @@ def steady_rate(run: Path) -> float | None:
 def read_starts(run: Path) -> list[dict[str, Any]]:
     """With what, and on what, a run was started and resumed."""
     environment = read_object(run / "environment.json")
-    resumed = environment.get("resumed")
-    starts = [environment, *(resumed if isinstance(resumed, list) else [])] if environment else []
-    names = ("hardware", "versions", "git")
-    return [{name: each.get(name) for name in names} for each in starts if isinstance(each, dict)]
+    starts = [environment, *environment.get("resumed", [])] if environment else []
+    return [{name: each.get(name) for name in ("hardware", "versions", "git")} for each in starts]
 
 
 def read_origin(folder: Path, origin: Origin, images: int | None = None) -> Origin:
