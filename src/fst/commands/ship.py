@@ -14,6 +14,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jinja2 import Environment
 from rich.console import Console
 from torch import Tensor
 
@@ -32,6 +33,9 @@ from fst.recipes.comparison import comparable
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
 
+CARD = Environment(trim_blocks=True, keep_trailing_newline=True).from_string(
+    Path(__file__).with_name("card.md").read_text()
+)
 LARGEST_MOVE = 0.01
 """Of the validation error, relative to itself, that half precision may cost."""
 
@@ -109,7 +113,10 @@ def ship(
             shutil.copy(run / file, folder / file)
     small, large = (file.stat().st_size / 1e6 for file in (folder / WEIGHTS, best))
     lines["Weights"] = f"{rounding.words()}; {small:.1f} MB, in float32 {large:.1f} MB"
-    write_text(folder / "README.md", card(name, lines, rows, recipe.data.limits))
+    grid = "x".join(map(str, rows[-1].grid)) if rows[-1].grid else "FILE"
+    scores = error_table(rows).markdown()
+    card = CARD.render(name=name, grid=grid, lines=lines, scores=scores, limits=recipe.data.limits)
+    write_text(folder / "README.md", card)
     console.print(f"{rounding.words()}.")
     console.print(f"{folder}: {small:.1f} MB of weights, {large:.1f} MB before")
     return folder
@@ -151,35 +158,3 @@ def card_lines(run: Path, recipe: Recipe, row: Row) -> dict[str, str]:
         "Hardware": f"{row.training.device}, torch {versions.get('torch')}",
         "Commit": row.git_hash or "not recorded",
     }
-
-
-def card(name: str, lines: dict[str, str], rows: tuple[Row, ...], limits: str) -> str:
-    """The README of shipped weights."""
-    table = "\n".join(
-        f"| {key} | {value.replace('|', chr(92) + '|')} |" for key, value in lines.items()
-    )
-    grid = "x".join(map(str, rows[-1].grid)) if rows[-1].grid else "FILE"
-    return f"""# {name}
-
-```python
-import fst
-
-model = fst.from_pretrained("{name}")
-```
-
-`fst predict {name} --observations FILE --queries {grid} --out answer.npz` asks it on the command
-line, `fst explore {name}` on a page, and `fst evaluate {name}` shows its scores.
-
-| | |
-| :--- | :--- |
-{table}
-
-## Scores
-
-Mean relative L2 on the test set, scored once, with the weights in float32.
-
-{error_table(rows).markdown()}
-## Limits
-
-{limits}
-"""

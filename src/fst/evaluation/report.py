@@ -34,7 +34,6 @@ from fst.evaluation.tables import (
 )
 from fst.evaluation.trivial import compared
 from fst.io import parse_json, write_atomically
-from fst.terminal import markdown
 
 HTML, MARKDOWN, FIGURES, WRITTEN = "index.html", "report.md", "figures", "report.json"
 WRITER = "fst report"
@@ -260,10 +259,10 @@ def write_page(page: Page, folder: Path) -> Path:
         (folder / FIGURES).mkdir(exist_ok=True)
         for name, data in images.items():
             write_atomically(folder / FIGURES / f"{name}.png", data)
-        write_atomically(folder / MARKDOWN, markdown_page(page).encode())
         encoded = {name: base64.b64encode(data).decode() for name, data in images.items()}
-        text = TEMPLATES.get_template("report.html").render(page=page, images=encoded)
-        write_atomically(folder / HTML, text.encode())
+        for template, name in (("report.md", MARKDOWN), ("report.html", HTML)):
+            text = TEMPLATES.get_template(template).render(page=page, images=encoded)
+            write_atomically(folder / name, text.encode())
     return folder / HTML
 
 
@@ -299,16 +298,3 @@ def png(figure: Figure) -> bytes:
     # Without the version of the library, the same figure is the same file.
     figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
     return buffer.getvalue()
-
-
-def markdown_page(page: Page) -> str:
-    parts = [f"# {markdown(page.title)}\n", *(f"{markdown(text)}\n" for text in page.paragraphs)]
-    for section in page.sections:
-        parts.append(f"## {markdown(section.heading)}\n")
-        parts += [f"{markdown(text)}\n" for text in section.paragraphs]
-        for table in section.tables:
-            parts.append(f"**{markdown(table.title)}**\n\n{table.markdown()}")
-        for picture in section.pictures:
-            caption = markdown(picture.caption)
-            parts.append(f"![{caption}]({FIGURES}/{picture.name}.png)\n\n*{caption}*\n")
-    return "\n".join(parts)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment, FileSystemLoader, select_autoescape
 from markupsafe import Markup
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -20,10 +20,11 @@ from fst.terminal import duration, markdown, printable
 MOST_GROUPS = 50
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
-    autoescape=True,
+    autoescape=select_autoescape(["html"]),
     trim_blocks=True,
     keep_trailing_newline=True,
 )
+TEMPLATES.filters["markdown"] = markdown
 
 
 @dataclass(frozen=True)
