@@ -9,7 +9,7 @@ nearest. Recipes with the same model (`refine-4` is `anchors-adaptive-fixed-32`)
 
 Every run adds a line to OUT; called again, runs that have theirs are skipped. A failure is a line
 too, and is tried again. Weights are kept nowhere. A run is not started where it should not end
-within --minutes. `fst results` turns the lines into a table beside the paper's.
+within --minutes. `benchmarks/results.py` turns the lines into a table beside the paper's.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from results import ablation_table
 
 from fst.commands import train as command
-from fst.commands.results import ablation_table
 from fst.config import FunctionSpaceConfig
-from fst.evaluation.protocol import EvaluationSettings, batch_draws, device_name, measure, measuring
+from fst.evaluation.protocol import EvaluationSettings, device_name, measure, measuring, represented
 from fst.operators import Operator
 from fst.recipes import ablation, find
 from fst.recipes.burgers import NEIGHBORS
@@ -114,9 +114,8 @@ def execute(job: Job, recipe: Recipe, data: Path, device: torch.device) -> dict[
     selected, settings = trainer.selected, recipe.evaluation
     assert isinstance(selected, Operator)
     assert isinstance(settings, EvaluationSettings)
-    draws = batch_draws(selected, settings)
     with measuring(selected):
-        found = measure(lambda seen: selected(seen, next(draws)), test.samples, settings)
+        found = measure(represented(selected, settings), test.samples, settings)
     errors = {each.neighbors: sum(each.errors) / len(each.errors) for each in found}
     return {
         "seconds": round(seconds, 1),

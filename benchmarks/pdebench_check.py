@@ -25,7 +25,7 @@ from torch import Tensor
 import fst
 from fst.data import burgers
 from fst.data.samples import BurgersSamples, boundary_observation_indices, index_coordinates
-from fst.evaluation.protocol import EvaluationSettings, batch_draws, device_name, measure, measuring
+from fst.evaluation.protocol import EvaluationSettings, device_name, measure, measuring, represented
 from fst.operators import Operator
 from fst.pretrained import digest
 from fst.training.run_folder import describe_environment
@@ -90,9 +90,8 @@ def score(
         observed_values=values,
         condition=torch.full((len(u), 1), viscosity) if model.condition_channels else None,
     ).to(next(model.parameters()).device)
-    draws = batch_draws(model, SETTINGS)
     with measuring(model):
-        found = measure(lambda observations: model(observations, next(draws)), samples, SETTINGS)
+        found = measure(represented(model, SETTINGS), samples, SETTINGS)
     return {each.neighbors: each.errors for each in found}
 
 

@@ -13,8 +13,8 @@ from evaluation_fakes import some_rows
 from fst.cli import USER_ERROR, main
 from fst.commands.predict import Guesses, write_guesses
 from fst.data.images import listed
-from fst.evaluation.report import Page, Section, describe, markdown_page, png
-from fst.evaluation.tables import error_table
+from fst.evaluation.report import Page, Section, describe, png
+from fst.evaluation.tables import TEMPLATES, error_table
 from fst.terminal import Terminal, markdown, printable, speak_plainly, spreadsheet
 
 HOSTILE = (
@@ -68,7 +68,8 @@ def test_a_console_shows_names_as_they_are():
 def test_a_page_in_markdown_holds_no_html_of_others():
     rows = [replace(row, model=HOSTILE, run=HOSTILE, device=HOSTILE) for row in some_rows()]
     section = Section(HOSTILE, (HOSTILE,), (error_table(rows),))
-    text = markdown_page(Page(HOSTILE, (describe(rows[0]),), (section,)))
+    page = Page(HOSTILE, (describe(rows[0]),), (section,))
+    text = TEMPLATES.get_template("report.md").render(page=page)
     assert plain(text)
     assert "<script" not in text
     assert "[x](" not in text.replace("\\]", "")

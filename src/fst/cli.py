@@ -134,40 +134,13 @@ def evaluate(
     """
 
 
-@command("results.report")
+@command("evaluate.report")
 def report(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
     """Turn the rows and fields of scored runs into one page with tables and figures.
 
     Args:
         runs: Folders of runs that fst evaluate has scored.
         out: Folder for the page; it must be absent, empty or hold a report already.
-    """
-
-
-@command("results.records")
-def records(runs: Positional[tuple[Path, ...]], /, *, out: Path) -> None:
-    """Add what scored runs reached, in how many seconds and on what, to a list (JSON).
-
-    Args:
-        runs: Folders of runs that fst evaluate has scored.
-        out: The list; runs of the same name in it are replaced.
-    """
-
-
-@command("results.results")
-def results(
-    folder: Positional[Path] = Path("results"),
-    /,
-    *,
-    out: Path = Path("docs/results.md"),
-    readme: Path | None = None,
-) -> None:
-    """Write the page of results and its figures from the rows that are kept in a folder.
-
-    Args:
-        folder: Folder with records.json, comparisons, ablations and pdebench.
-        out: The page (Markdown); figures go into images beside it.
-        readme: A file with the two marks between which the short form is written.
     """
 
 

@@ -203,31 +203,12 @@ def test_fields_come_back_as_they_were(saved):
     assert again.title(1) == "sample 1"
 
 
-def test_files_of_the_first_version_are_read(tmp_path):
+def test_fields_of_a_kept_run_are_read():
     old = read_fields(RESULTS / "fast-burgers-single-h200" / "results" / "fields.npz")
     assert old.axis_labels.tolist() == ["time t", "space x"]
     error = np.linalg.norm(old.prediction - old.truth, axis=1)
     error /= np.linalg.norm(old.truth, axis=1)
     np.testing.assert_allclose(error[:, 0], old.errors, rtol=0.01)
-    points = {
-        "model": np.array("FST"),
-        "channels": np.array(2),
-        "low": np.array([-1.0]),
-        "high": np.array([4.0]),
-        "rows": np.array([7]),
-        "errors": np.array([0.25]),
-        "observed": np.array([2]),
-        "positions": np.array([[[0.5], [2.5]]]),
-        "values": np.array([[5.0, 6.0]]),
-        "queried": np.array([3]),
-        "queries": np.array([[[3.0], [1.0], [2.0], [0.0]]]),
-        "truth": np.array([[30.0, 10.0, 20.0, 0.0]]),
-        "prediction": np.array([[31.0, 12.0, 17.0, 9.0]]),
-    }
-    np.savez(tmp_path / "points.npz", **points)
-    old = read_fields(tmp_path / "points.npz")
-    np.testing.assert_array_equal(old.answers(0)[1][:, 0], [31, 12, 17])
-    assert old.target_labels.tolist() == ["target 1 of 2"]
 
 
 def test_what_not_every_field_has_is_empty():

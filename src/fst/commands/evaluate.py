@@ -1,5 +1,6 @@
-"""`fst evaluate`: score a trained run on its test set, once."""
+"""`fst evaluate`: score a trained run on its test set, once. `fst report`: runs as a page."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from fst.commands.device import choose_device
 from fst.commands.train import check_same_data, data_of_run, record_data
+from fst.evaluation.report import report as write_report
 from fst.evaluation.report import verdict
 from fst.evaluation.rows import (
     RESULTS,
@@ -91,7 +93,9 @@ def evaluate(
             diffusion=recipe.data.diffusion,
             frequent_class=recipe.data.frequent_class(path),
         )
-        return settings.score(settings.load(best).to(chosen), test, origin, facts, console)
+        return settings.score(
+            settings.kind.from_pretrained(best).to(chosen), test, origin, facts, console
+        )
 
     scored = (run / RESULTS / ROWS).is_file() and not again
     with nullcontext() if scored else held(run):
@@ -99,6 +103,10 @@ def evaluate(
         if data is not None:
             record_data(run, data)
     return show(run, console)
+
+
+def report(runs: Sequence[Path], *, out: Path, console: Console) -> None:
+    console.print(f"wrote {write_report(runs, out)}")
 
 
 def show(run: Path, console: Console) -> list[Row]:

@@ -3,9 +3,9 @@
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial, singledispatch
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from rich.console import Console
@@ -17,7 +17,7 @@ from fst.commands.predict import load_model
 from fst.commands.train import data_of_run
 from fst.data import BurgersData, DarcyData, PointData, TestSplit
 from fst.data.point_samples import PointSamples
-from fst.data.source import DataSource, MadeData
+from fst.data.source import MadeData
 from fst.explore.explorer import Explorer
 from fst.explore.problems import BurgersProblem, DarcyProblem, PointsProblem, Problem
 from fst.recipes import find
@@ -65,19 +65,12 @@ def make_explorers(
 ) -> Mapping[str, Callable[[], Explorer]]:
     """What the page offers, made when asked for: a run, or a shipped name before all the others."""
     threads = torch.get_num_threads()
-    chosen = {run: cache(partial(make_explorer, run, recipe, data, device, threads))}
-    if Path(run).is_dir() or run not in pretrained.shipped():
-        return chosen
-    others = (name for name, folder in pretrained.shipped().items() if _needs_no_file(folder))
-    return chosen | {
-        name: cache(partial(make_explorer, name, device=device, threads=threads))
-        for name in others
-        if name != run
-    }
-
-
-def _needs_no_file(folder: Path) -> bool:
-    return isinstance(read_recipe(folder).data, MadeData)
+    made = {run: cache(partial(make_explorer, run, recipe, data, device, threads))}
+    if run in pretrained.shipped() and not Path(run).is_dir():
+        for name, folder in pretrained.shipped().items():
+            if name != run and isinstance(read_recipe(folder).data, MadeData):  # needs no file
+                made[name] = cache(partial(make_explorer, name, device=device, threads=threads))
+    return made
 
 
 def make_explorer(
@@ -89,7 +82,12 @@ def make_explorer(
 ) -> Explorer:
     """The model of a run, of a folder of `save_pretrained` or of a shipped name."""
     folder = pretrained.find(run)
-    trained = find(recipe) if recipe is not None else _recipe_of(folder)
+    if recipe is None and folder.is_dir() and not (folder / "recipe.json").is_file():
+        raise ValueError(
+            f"{folder} does not say what it was trained on: name a recipe with the same data, "
+            "such as --recipe burgers-single/fst"
+        )
+    trained = read_recipe(folder) if recipe is None else find(recipe)
     model = load_model(run)
     problem = problem_of(trained, folder, data)
     chosen = parse_device(device)
@@ -97,42 +95,20 @@ def make_explorer(
     return Explorer(model.to(chosen), problem, folder.resolve().name, threads)
 
 
-def _recipe_of(folder: Path) -> Recipe:
-    if folder.is_dir() and not (folder / "recipe.json").is_file():
-        raise ValueError(
-            f"{folder} does not say what it was trained on: name a recipe with the same data, "
-            "such as --recipe burgers-single/fst"
-        )
-    return read_recipe(folder)
-
-
 def problem_of(recipe: Recipe, run: Path, data: Path | None = None) -> Problem:
     """What the page shows for the data of a recipe; a user's own points are read."""
-    return _problem(recipe.data, recipe, run, data)
-
-
-@singledispatch
-def _problem(source: DataSource, recipe: Recipe, run: Path, data: Path | None) -> Problem:
+    match recipe.data:
+        case BurgersData() as source:
+            return BurgersProblem(source)
+        case DarcyData() as source:
+            return DarcyProblem(source)
+        case PointData() as source:
+            path = data_of_run(recipe, run, data)
+            source.check_fits(recipe, run, path)
+            test = replace(source, storage="resident").load_test(path)
+            assert isinstance(test.samples, PointSamples)
+            return PointsProblem(cast(TestSplit[PointSamples], test))
     raise ValueError(f"fst explore shows Burgers, Darcy and own points, not {recipe.name}")
-
-
-@_problem.register
-def _(source: BurgersData, *_: Any) -> Problem:
-    return BurgersProblem(source)
-
-
-@_problem.register
-def _(source: DarcyData, *_: Any) -> Problem:
-    return DarcyProblem(source)
-
-
-@_problem.register
-def _(source: PointData, recipe: Recipe, run: Path, data: Path | None) -> Problem:
-    path = data_of_run(recipe, run, data)
-    source.check_fits(recipe, run, path)
-    test = replace(source, storage="resident").load_test(path)
-    assert isinstance(test.samples, PointSamples)
-    return PointsProblem(cast(TestSplit[PointSamples], test))
 
 
 def warm_up(explorer: Explorer) -> None:

@@ -11,31 +11,31 @@ itself. The test set is not scored again.
 
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import torch
+from jinja2 import Environment
 from rich.console import Console
 from torch import Tensor
 
 from fst import pretrained
 from fst.commands.device import choose_device
 from fst.commands.evaluate import read_recipe
-from fst.commands.results import describe
 from fst.commands.train import check_same_data, data_of_run
 from fst.data.samples import Samples
-from fst.evaluation.protocol import EvaluationSettings, batch_draws, measuring, row_batches
-from fst.evaluation.rows import RESULTS, ROWS, Row, read_rows
+from fst.evaluation.protocol import EvaluationSettings, measure, measuring, represented
+from fst.evaluation.rows import RESULTS, ROWS, Row, mean, read_run
 from fst.evaluation.tables import error_table
 from fst.io import file_errors, read_object, write_text
-from fst.metrics import relative_l2
 from fst.operators import Operator
 from fst.pretrained import WEIGHTS
 from fst.recipes.comparison import comparable
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
 
+CARD = Environment(trim_blocks=True, keep_trailing_newline=True).from_string(
+    Path(__file__).with_name("card.md").read_text()
+)
 LARGEST_MOVE = 0.01
 """Of the validation error, relative to itself, that half precision may cost."""
 
@@ -76,53 +76,50 @@ def ship(
         raise ValueError(f"name must be lower-case words joined by hyphens, got {name!r}")
     if folder.exists() and not force:
         raise ValueError(f"{folder} is there already, and nothing is overwritten (--force does)")
-    recipe, record = comparable(read_recipe(run)), describe(run)
-    settings = recipe.evaluation
+    recipe, rows = comparable(read_recipe(run)), read_run(run).rows
+    settings, best = recipe.evaluation, run / "best" / WEIGHTS
     if not isinstance(settings, EvaluationSettings):
         raise ValueError(f"only operators are shipped, {run} holds a classifier")
-    rows = read_rows(run / RESULTS / ROWS)
-    best = run / "best" / WEIGHTS
     if not best.is_file():
         raise ValueError(f"{run} has no weights: best/{WEIGHTS} is missing")
-    if rows[0].protocol != recipe.evaluation.fingerprint(best.read_bytes(), recipe.data):
+    if rows[0].protocol != settings.fingerprint(best.read_bytes(), recipe.data):
         raise ValueError(f"{run}: best/{WEIGHTS} are not the weights that were scored")
+    lines = card_lines(run, recipe, rows[0])
 
-    model = Operator.from_pretrained(best.parent)
     path, chosen = data_of_run(recipe, run, data), choose_device(device)
     check_same_data(run, recipe.data, path)
     validation = recipe.data.load(path, chosen)[1].samples
     assert isinstance(validation, Samples)
+    model = Operator.from_pretrained(best.parent).to(chosen)
+    stored = replace(settings.without_paper(), grids=(), neighbors=())
+
+    def validation_error(weights: dict[str, Tensor]) -> float:
+        model.load_state_dict(weights)
+        with measuring(model):
+            (found,) = measure(represented(model, stored), validation, stored)
+        return mean(found.errors)
+
     weights = pretrained.read(best.parent)[2]
     half = halved(weights)
-    rounding = Rounding(
-        validation_error(model.to(chosen), validation, settings),
-        validation_error(loaded(model, half), validation, settings),
-    )
+    rounding = Rounding(validation_error(weights), validation_error(half))
     with file_errors(folder):
         if folder.exists():
             shutil.rmtree(folder)
-        stored = half if rounding.chosen else weights
-        pretrained.save(type(model).__name__, model.config, stored, folder)
+        pretrained.save(
+            type(model).__name__, model.config, half if rounding.chosen else weights, folder
+        )
         (folder / RESULTS).mkdir()
-        shutil.copy(run / "recipe.json", folder / "recipe.json")
-        shutil.copy(run / RESULTS / ROWS, folder / RESULTS / ROWS)
-    sizes = megabytes(folder / WEIGHTS), megabytes(best)
-    command = read_object(run / "environment.json").get("command") or []
-    write_text(
-        folder / "README.md", card(name, recipe, record, rows, rounding, sizes, list(command))
-    )
+        for file in ("recipe.json", f"{RESULTS}/{ROWS}"):
+            shutil.copy(run / file, folder / file)
+    small, large = (file.stat().st_size / 1e6 for file in (folder / WEIGHTS, best))
+    lines["Weights"] = f"{rounding.words()}; {small:.1f} MB, in float32 {large:.1f} MB"
+    grid = "x".join(map(str, rows[-1].grid)) if rows[-1].grid else "FILE"
+    scores = error_table(rows).markdown()
+    card = CARD.render(name=name, grid=grid, lines=lines, scores=scores, limits=recipe.data.limits)
+    write_text(folder / "README.md", card)
     console.print(f"{rounding.words()}.")
-    console.print(f"{folder}: {sizes[0]:.1f} MB of weights, {sizes[1]:.1f} MB before")
+    console.print(f"{folder}: {small:.1f} MB of weights, {large:.1f} MB before")
     return folder
-
-
-def command_line(words: list[str]) -> str:
-    """The command of a run, as one would type it; folders of one machine by their names alone."""
-    return " ".join(["fst", *(Path(w).name if Path(w).is_absolute() else w for w in words[1:])])
-
-
-def megabytes(path: Path) -> float:
-    return path.stat().st_size / 1e6
 
 
 def halved(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -133,76 +130,31 @@ def halved(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def loaded(model: Operator, weights: dict[str, Tensor]) -> Operator:
-    """The model with other weights."""
-    model.load_state_dict(weights)
-    return model
+def command_line(words: list[str]) -> str:
+    """The command of a run, as one would type it; folders of one machine by their names alone."""
+    return " ".join(["fst", *(Path(w).name if Path(w).is_absolute() else w for w in words[1:])])
 
 
-def validation_error(model: Operator, samples: Samples, settings: EvaluationSettings) -> float:
-    """The mean relative L2 on the validation grid, in float32."""
-    draws, errors = batch_draws(model, settings), []
-    with measuring(model):
-        for rows in row_batches(samples, settings):
-            batch = samples.batch(rows)
-            prediction = model(batch.observations, next(draws))(batch.queries)
-            errors.append(relative_l2(prediction, batch.targets, batch.mask))
-    return float(torch.cat(errors).double().mean())
-
-
-def card(
-    name: str,
-    recipe: Recipe,
-    record: dict[str, Any],
-    rows: list[Row],
-    rounding: Rounding,
-    sizes: tuple[float, float],
-    command: list[str],
-) -> str:
-    """The README of shipped weights, all of it from the run's files."""
-    described = (type(recipe.data).__doc__ or "").partition("\n")[0]
+def card_lines(run: Path, recipe: Recipe, row: Row) -> dict[str, str]:
+    """The lines of a card's table, from the run's files."""
+    summary, environment = (
+        read_object(run / f"{name}.json") for name in ("summary", "environment")
+    )
+    seconds = summary.get("update_seconds")
+    if seconds is None or row.training is None:
+        raise ValueError(f"{run}: summary.json does not say the seconds of its updates")
+    versions = environment.get("versions") or {}
+    law = (type(recipe.data).__doc__ or "").partition("\n")[0]
     fields = pretrained.to_json(recipe.data)
     data = ", ".join(f"{key} {value}" for key, value in fields.items() if key != "kind")
-    commit = record["commit"] or "not recorded"
-    changed = " (modified)" if record["modified"] else ""
-    lines = {
-        "Model": f"{record['model']}, {record['parameters']:,} parameters",
-        "Recipe": f"`{record['recipe']}`, seed {record['seed']}; all of it in `recipe.json`",
-        "Command": f"`{command_line(command)}`",
-        "Data": f"{described} Generated by fst unless a file was given: {data}",
-        "Training": f"{record['steps']:,} steps, {record['seconds']:,.0f} s of updates "
-        f"(compilation, validation and saving: {record['compilation_and_validation_seconds']:,.0f} "
-        f"s more); weights of step {record['selected_step']:,}, validation error "
-        f"{record['validation_error']:.5f}",
-        "Hardware": f"{record['hardware']}, torch {record['torch']}",
-        "Commit": f"{commit}{changed}",
-        "Weights": f"{rounding.words()}; {sizes[0]:.1f} MB, in float32 {sizes[1]:.1f} MB",
+    return {
+        "Model": f"{row.model}, {row.parameters:,} parameters",
+        "Recipe": f"`{row.recipe}`, seed {row.seed}; all of it in `recipe.json`",
+        "Command": f"`{command_line(list(environment.get('command') or []))}`",
+        "Data": f"{law} Generated by fst unless a file was given: {data}",
+        "Training": f"{row.training.steps:,} steps, {seconds:,.0f} s of updates (compilation, "
+        f"validation and saving: {row.training.seconds - seconds:,.0f} s more); weights of step "
+        f"{summary['selected_step']:,}, validation error {summary['validation_error']:.5f}",
+        "Hardware": f"{row.training.device}, torch {versions.get('torch')}",
+        "Commit": row.git_hash or "not recorded",
     }
-    table = "\n".join(
-        f"| {key} | {value.replace('|', chr(92) + '|')} |" for key, value in lines.items()
-    )
-    grid = "x".join(map(str, rows[-1].grid)) if rows[-1].grid else "FILE"
-    return f"""# {name}
-
-```python
-import fst
-
-model = fst.from_pretrained("{name}")
-```
-
-`fst predict {name} --observations FILE --queries {grid} --out answer.npz` asks it on the command
-line, `fst explore {name}` on a page, and `fst evaluate {name}` shows its scores.
-
-| | |
-| :--- | :--- |
-{table}
-
-## Scores
-
-Mean relative L2 on the test set, scored once, with the weights in float32.
-
-{error_table(rows).markdown()}
-## Limits
-
-{recipe.data.limits}
-"""

@@ -8,7 +8,6 @@ the second is always 0.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,12 @@ from jaxtyping import Float, Int
 from rich.console import Console
 from torch import Tensor
 
-from fst.base import Model, parameter_count
+from fst.base import parameter_count
 from fst.classifiers import Classifier
 from fst.data.image_samples import LabelledRows
 from fst.data.samples import Rows
 from fst.data.source import DataSource, TestSplit
-from fst.evaluation.fields import ImageFields
+from fst.evaluation.fields import ImageFields, choose_rows
 from fst.evaluation.protocol import TestProtocol, check_test, make_row, measuring
 from fst.evaluation.rows import ACCURACIES, EvaluationError, Origin, Row, Scores, group_errors, mean
 from fst.evaluation.trivial import TrainingFacts
@@ -46,6 +45,7 @@ class ClassificationSettings(TestProtocol):
     pictures: int = 8
     """Test images kept with the results, for the figures."""
 
+    kind = Classifier
     shown = ("pictures", "paper_errors")
 
     def __post_init__(self) -> None:
@@ -56,9 +56,6 @@ class ClassificationSettings(TestProtocol):
             )
         if self.pictures < 0:
             raise ValueError(f"pictures must not be negative, got {self.pictures}")
-
-    def load(self, best: Path) -> Model:
-        return Classifier.from_pretrained(best)
 
     def images_per_step(self, batch_size: int) -> int | None:
         return batch_size
@@ -77,7 +74,7 @@ class ClassificationSettings(TestProtocol):
     ) -> Scores:
         rows = evaluate(model, test, self, origin, console=console)
         fields = sample_image_fields(model, test, self, origin)
-        return rows + trivial_rows(rows, facts, origin), fields
+        return rows + trivial_rows(rows, facts), fields
 
 
 def evaluate(
@@ -138,7 +135,7 @@ def measure(
     return errors
 
 
-def trivial_rows(rows: Sequence[Row], facts: TrainingFacts, origin: Origin) -> list[Row]:
+def trivial_rows(rows: Sequence[Row], facts: TrainingFacts) -> list[Row]:
     """Always the class that most training images have, scored as the model was (top-1)."""
     if facts.frequent_class is None:
         return []
@@ -190,10 +187,9 @@ def choose_images(labels: Int[Tensor, " n"], count: int) -> list[int]:
     labels = labels.cpu()
     classes = labels.unique()
     spread = torch.linspace(0, len(classes) - 1, min(count, len(classes))).round().long()
-    found = [torch.nonzero(labels == classes[index]).flatten().tolist() for index in spread]
-    deepest = max(map(len, found), default=0)
-    turns = [rows[turn] for turn in range(deepest) for rows in found if turn < len(rows)]
-    return sorted(turns[:count])
+    rows = torch.isin(labels, classes[spread]).nonzero().flatten()
+    chosen = choose_rows([str(label) for label in labels[rows].tolist()], len(rows), count)
+    return [int(row) for row in rows[chosen]]
 
 
 def sample_image_fields(

@@ -6,10 +6,10 @@ terminal, Markdown and JSON.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from rich.console import Console
 
@@ -19,9 +19,9 @@ from fst.evaluation.rows import (
     RELATIVE_L2,
     RESULTS,
     ROWS,
-    Row,
     Scored,
     grouped,
+    hardware_name,
     read_rows,
     read_starts,
     read_timed_curve,
@@ -116,7 +116,11 @@ class Result:
             starts=len(read_starts(run)),
             selected_step=summary["selected_step"],
             validation_error=summary["validation_error"],
-            scores=scores_of(rows),
+            scores=tuple(
+                Score(row.metric, row.grid, row.samples, row.error, row.paper_error)
+                for row in rows
+                if row.neighbors is None and not row.trivial
+            ),
             curve=read_timed_curve(run),
         )
 
@@ -125,21 +129,20 @@ def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1_000 else f"{value:,.0f}"
 
 
-class Cost(NamedTuple):
-    """A column about what a model cost."""
-
-    read: Callable[[Result], float | None]
-    form: Callable[[float], str]
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
 
 
 IMAGES = "Images\n/s"
-COSTS = {
-    "Steps": Cost(lambda each: each.steps, lambda value: f"{value:,.0f}"),
-    "Time\n(s)": Cost(lambda each: each.training_seconds, _short),
-    "Steps\n/s": Cost(lambda each: each.steps_per_second, _short),
-    IMAGES: Cost(lambda each: each.images_per_second, lambda value: f"{value:,.0f}"),
-    "Peak\nGiB": Cost(lambda each: each.peak_memory_gib, lambda value: f"{value:.1f}"),
+Costs = dict[str, tuple[str, Callable[[float], str]]]
+COSTS: Costs = {
+    "Steps": ("steps", _whole),
+    "Time\n(s)": ("training_seconds", _short),
+    "Steps\n/s": ("steps_per_second", _short),
+    IMAGES: ("images_per_second", _whole),
+    "Peak\nGiB": ("peak_memory_gib", "{:.1f}".format),
 }
+"""Columns about what a model cost: a field of its results, and how their mean is shown."""
 
 
 @dataclass(frozen=True)
@@ -189,10 +192,9 @@ class Comparison:
         columns = unique(score.column for each in self.results for score in each.scores)
         images = any(each.images_per_second is not None for each in self.results)
         costs = {name: cost for name, cost in COSTS.items() if images or name != IMAGES}
-        lines: list[tuple[str, ...]] = []
-        for those in grouped(self.results, lambda each: each.model).values():
-            lines += _lines(those, costs, columns)
-        return Table(self.title, ("Model", "Para-\nmeters", *costs, *columns), tuple(lines))
+        models = grouped(self.results, lambda each: each.model).values()
+        lines = tuple(line for those in models for line in _lines(those, costs, columns))
+        return Table(self.title, ("Model", "Para-\nmeters", *costs, *columns), lines)
 
     @property
     def title(self) -> str:
@@ -272,52 +274,36 @@ class Comparison:
         return ", ".join(found.values())
 
     def _environment(self) -> str:
-        gpus = self.hardware.get("gpus")
-        threads = self.hardware.get("threads")
-        device = gpus[0]["name"] if gpus else f"CPU, {threads} thread{'s' * (threads != 1)}"
         versions = ", ".join(
             f"{name} {self.versions[name]}"
             for name in ("fst", "torch", "neuraloperator")
             if self.versions.get(name)
         )
-        return f"Made with: {device}; {versions}." if versions else "Nothing is trained yet."
+        if not versions:
+            return "Nothing is trained yet."
+        return f"Made with: {hardware_name(self.hardware)}; {versions}."
 
 
-def scores_of(rows: Sequence[Row]) -> tuple[Score, ...]:
-    """A run's errors on its test grids, or its accuracies."""
-    return tuple(
-        Score(row.metric, row.grid, row.samples, row.error, row.paper_error)
-        for row in rows
-        if row.neighbors is None and not row.trivial
-    )
-
-
-def _lines(
-    those: list[Result], costs: dict[str, Cost], columns: list[str]
-) -> list[tuple[str, ...]]:
+def _lines(those: list[Result], costs: Costs, columns: list[str]) -> list[tuple[str, ...]]:
     done = [each for each in those if each.status == "done"]
     first, blank = those[0], [""] * len(costs)
     by_column = grouped((score for each in done for score in each.scores), lambda s: s.column)
-
-    def mean(cost: Cost) -> str:
-        values = [value for each in done if (value := cost.read(each)) is not None]
-        return cost.form(statistics.fmean(values)) if values else NOTHING
-
-    def cells(form: Callable[[list[Score]], str], nothing: str = "") -> list[str]:
-        return [form(by_column[name]) if name in by_column else nothing for name in columns]
-
-    def errors(found: list[Score]) -> list[float]:
-        return [score.error for score in found]
-
-    means = cells(lambda found: found[0].measure.text(statistics.fmean(errors(found))), NOTHING)
-    line = (first.title, shown(first.parameters), *map(mean, costs.values()), *means)
-    lines = [line]
+    found = [by_column.get(name, []) for name in columns]
+    errors = [[score.error for score in scores] for scores in found]
+    measures = [METRICS[scores[0].metric if scores else RELATIVE_L2] for scores in found]
+    both = list(zip(measures, errors, strict=True))
+    line = [first.title, shown(first.parameters)]
+    for field, form in costs.values():
+        values = [value for each in done if (value := getattr(each, field)) is not None]
+        line.append(form(statistics.fmean(values)) if values else NOTHING)
+    line += [measure.text(statistics.fmean(each) if each else None) for measure, each in both]
+    lines = [tuple(line)]
     if len(done) > 1:
-        spread = cells(lambda found: found[0].measure.spread(statistics.stdev(errors(found))))
+        spread = (measure.spread(statistics.stdev(each)) if each else "" for measure, each in both)
         lines.append((SPREAD, "", *blank, *spread))
-    if any(score.paper_error is not None for each in done for score in each.scores):
+    if any(score.paper_error is not None for scores in found for score in scores):
         paper = "" if first.paper_parameters is None else f"{first.paper_parameters:,}"
-        quoted = cells(lambda found: found[0].measure.text(found[0].paper_error))
+        quoted = (each[0].measure.text(each[0].paper_error) if each else "" for each in found)
         lines.append((PAPER, paper, *blank, *quoted))
     for status in ("failed", "waiting"):
         count = sum(each.status == status for each in those)

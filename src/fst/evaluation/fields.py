@@ -2,8 +2,7 @@
 
 `Fields` are of operators: points with reference and prediction, whether they lie on a grid or not.
 `ImageFields` are of classifiers. Either is one compressed .npz file of NumPy arrays, which is read
-without unpickling anything. Files of earlier versions, with one layout for grids and another for
-points, are read as `Fields`.
+without unpickling anything.
 """
 
 import io
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped, UInt8, jaxtyped
+from jaxtyping import Float, Int, Shaped, UInt8, jaxtyped
 
 from fst.data.files import DataError, reading
 from fst.io import write_file
@@ -26,12 +25,14 @@ POINTS = 10_000
 LARGEST = {"anchors": 1e6, "length_scales": 1e6}
 
 
+@dataclass(frozen=True)
 class SavedFields:
-    """Samples `rows` of a test split, as one model saw them."""
+    """Samples `rows` of a test split, as one model saw them. Some models have no anchors."""
 
     model: Shaped[Array, ""]
     rows: Int[Array, " n"]
     anchors: Float[Array, "n m s"]
+    length_scales: Float[Array, "n m s"]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -46,7 +47,7 @@ class Fields(SavedFields):
 
     Sample i has the first `observed[i]` of `positions` and `values`, and the first `queried[i]` of
     `queries`, `truth` and `prediction`; what follows is padding. One set of queries serves all
-    samples where they share it. Models without anchors have zero of them.
+    samples where they share it.
 
     Over the whole test set: `squared_error` and `squared_target` are sums over the points in each
     of `bins` equal parts of the axes, the last axis fastest, and `counts` says how many points
@@ -54,13 +55,11 @@ class Fields(SavedFields):
     the second axis, at each of `cuts` of the first.
     """
 
-    model: Shaped[Array, ""]
     axis_labels: Shaped[Array, " s"]
     value_labels: Shaped[Array, " v"]
     target_labels: Shaped[Array, " c"]
     low: Float[Array, " s"]
     high: Float[Array, " s"]
-    rows: Int[Array, " n"]
     numbers: Shaped[Array, " n"]
     """By which the user knows the samples: their names, where they have some."""
     roles: Shaped[Array, " n"]
@@ -79,8 +78,6 @@ class Fields(SavedFields):
     dense: Float[Array, "n d c"]
     """The prediction on an even grid of `dense_shape` over the domain; none where queries are."""
     dense_shape: Int[Array, " e"]
-    anchors: Float[Array, "n m s"]
-    length_scales: Float[Array, "n m s"]
     cuts: Float[Array, " p"]
     bins: Int[Array, " s"]
     counts: Float[Array, " k"]
@@ -119,10 +116,15 @@ class Fields(SavedFields):
         known = str(self.numbers[sample]).replace("$", r"\$")  # no formula for matplotlib
         return f"{role}sample {known}{group}"
 
+    @property
+    def axis_names(self) -> list[str]:
+        """The first word of each label, in lower case."""
+        return [str(label).split()[0].lower() if label else "" for label in self.axis_labels]
+
     def time_axis(self) -> int | None:
         """The axis that is called time or t."""
-        names = [str(label).split()[0].lower() if label else "" for label in self.axis_labels]
-        return next((axis for axis, name in enumerate(names) if name in ("t", "time")), None)
+        found = (axis for axis, name in enumerate(self.axis_names) if name in ("t", "time"))
+        return next(found, None)
 
     def check(self) -> None:
         if len(self.groups) not in (0, len(self)):
@@ -137,12 +139,10 @@ class Fields(SavedFields):
 class ImageFields(SavedFields):
     """Images n as the model saw them, with anchors in the unit square.
 
-    The vertical coordinate comes first, and the top left corner is at zero. Models without anchors
-    have zero of them.
+    The vertical coordinate comes first, and the top left corner is at zero. The length scales are
+    those of refinement: a classifier decodes nothing.
     """
 
-    model: Shaped[Array, ""]
-    rows: Int[Array, " n"]
     names: Shaped[Array, " n"]
     """Files that the images came from."""
     labels: Shaped[Array, " n"]
@@ -153,7 +153,6 @@ class ImageFields(SavedFields):
     pictures: UInt8[Array, "n h w 3"]
     anchors: Float[Array, "n m 2"]
     length_scales: Float[Array, "n m 2"]
-    """Of refinement: a classifier decodes nothing."""
 
     def spread(self) -> float:
         """How far anchors adapt: the std of an anchor's horizontal coordinate over images."""
@@ -172,11 +171,7 @@ def read_fields(path: Path) -> SavedFields:
     with reading(path, "saved fields (.npz)"), np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
         kind: type[SavedFields] = ImageFields if "pictures" in arrays else Fields
-        if "channels" in arrays:
-            arrays = _from_points(arrays)
-        elif "first" in arrays:
-            arrays = _from_grid(arrays)
-        arrays = {each.name: arrays[each.name] for each in fields(kind)}  # type: ignore[arg-type]
+        arrays = {each.name: arrays[each.name] for each in fields(kind)}
     _check_arrays(path, kind, arrays)
     found = kind(**arrays)
     try:
@@ -224,45 +219,6 @@ def empty_parts(samples: int, axes: int, targets: int, values: int = 1) -> dict[
     }
 
 
-def _from_grid(old: dict[str, Array]) -> dict[str, Array]:
-    """Version 0.1, on a grid: fields on `first` × `second`, anchors in the units of the axes."""
-    samples = len(old["rows"])
-    mesh = np.meshgrid(old["first"], old["second"], indexing="ij")
-    queries = np.stack(mesh, axis=-1).reshape(1, -1, 2)
-    parts = empty_parts(samples, 2, 1)
-    kept = ("model", "rows", "groups", "errors", "anchors", "length_scales", "cuts")
-    return parts | {name: old[name] for name in kept} | {
-        "axis_labels": old["axis_names"],
-        "value_labels": np.array(["u"]),
-        "target_labels": np.array(["u"]),
-        "low": np.zeros(2, np.float32),
-        "high": old["axis_ends"],
-        "numbers": old["rows"],
-        "roles": np.full(samples, ""),
-        "queried": np.full(samples, queries.shape[1]),
-        "queries": queries,
-        "truth": old["truth"].reshape(samples, -1, 1),
-        "prediction": old["prediction"].reshape(samples, -1, 1),
-        "spectra": np.zeros((len(old["cuts"]), 0, 3), np.float32),
-    }  # fmt: skip
-
-
-def _from_points(old: dict[str, Array]) -> dict[str, Array]:
-    """Version 0.1, a user's own points: the first value and the first target channel."""
-    samples, axes = len(old["rows"]), len(old["low"])
-    parts = empty_parts(samples, axes, 1)
-    return parts | {name: old[name] for name in old if name not in ("channels",)} | {
-        "axis_labels": np.array([f"axis {number}" for number in range(1, axes + 1)]),
-        "value_labels": np.array(["value 1"]),
-        "target_labels": np.array([f"target 1 of {old['channels']}"]),
-        "numbers": old["rows"],
-        "roles": np.full(samples, ""),
-        "values": old["values"][..., None],
-        "truth": old["truth"][..., None],
-        "prediction": old["prediction"][..., None],
-    }  # fmt: skip
-
-
 def full_grid(points: Float[Array, "p s"]) -> tuple[list[Array], Int[Array, " p"]] | None:
     """The axes, and the order that sorts the points into them, where the points are all pairs."""
     parts = [np.unique(axis, return_inverse=True) for axis in points.T]
@@ -290,22 +246,6 @@ def thinned(points: Float[Array, "p s"]) -> Int[Array, " k"]:
         return np.asarray(order.reshape(shape)[np.ix_(*kept)].ravel())
     # At random, since every k-th point of a mesh can lie on a few lines.
     return np.sort(np.random.default_rng(0).permutation(len(points))[:POINTS])
-
-
-def real_points(mask: Bool[Array, "b p"] | None, points: Float[Array, "b p s"]) -> list[Array]:
-    """Sample by sample the indices of the points that exist and are kept for pictures."""
-    found = []
-    for sample, positions in enumerate(points):
-        real = np.arange(len(positions)) if mask is None else mask[sample].nonzero()[0]
-        found.append(real[thinned(positions[real])])
-    return found
-
-
-def padded(rows: Sequence[Array]) -> Array:
-    """Arrays of unequal length as one, zeros behind the shorter ones."""
-    longest = max(map(len, rows))
-    widths = [[(0, longest - len(row)), *[(0, 0)] * (row.ndim - 1)] for row in rows]
-    return np.stack([np.pad(row, width) for row, width in zip(rows, widths, strict=True)])
 
 
 def choose_rows(groups: Sequence[str] | None, total: int, count: int) -> list[int]:

@@ -7,22 +7,21 @@ Colours are told apart by colour-blind readers (Okabe-Ito for lines).
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any
 
 import matplotlib
 import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import EllipseCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
+    EngFormatter,
     LogLocator,
     MaxNLocator,
     NullFormatter,
@@ -30,12 +29,10 @@ from matplotlib.ticker import (
 )
 from matplotlib.tri import Triangulation
 
-from fst.evaluation.fields import Fields, ImageFields, SavedFields, full_grid
+from fst.evaluation.fields import Array, Fields, ImageFields, SavedFields, full_grid
 from fst.evaluation.rows import Curves, Metric, Row
 from fst.evaluation.tables import by_model
 from fst.evaluation.tables import full_grid as last_grid
-
-Array = np.ndarray
 
 STYLE: dict[Any, Any] = {
     "font.size": 9.0,
@@ -95,7 +92,7 @@ class Plane:
 
     def __init__(self, fields: Fields, normal: int | None = None) -> None:
         shown = [axis for axis in range(fields.axes) if axis != normal]
-        names = [str(label).split()[0].lower() if label else "" for label in fields.axis_labels]
+        names = fields.axis_names
         if len(shown) == 2 and UPWARDS.get(names[shown[0]], 0) > UPWARDS.get(names[shown[1]], 0):
             shown = shown[::-1]
         self.fields, self.shown, self.normal = fields, shown, normal
@@ -283,14 +280,14 @@ def solutions(
     if fields.axes == 3 and normal is None:
         normal = 0
     plane = Plane(fields, normal)
-    label = str(fields.target_labels[channel])
-    observed = channel if channel < len(fields.value_labels) else 0
-    if label in fields.value_labels:
-        observed = fields.value_labels.tolist().index(label)
-    same = str(fields.value_labels[observed]) == label
+    label, given = str(fields.target_labels[channel]), fields.value_labels.tolist()
+    observed = given.index(label) if label in given else channel if channel < len(given) else 0
     seen = bool(fields.observed.max())
     columns = 4 if seen else 3
     colors, scale = quantity_scale(fields.truth[..., channel], fields.queried)
+    look = colors, scale
+    if seen and given[observed] != label:
+        look = quantity_scale(fields.values[..., observed], fields.observed, other=True)
     height = plane.aspect * 0.7 * WIDTH / columns
     figure, axes = new_figure(len(samples), columns, width=WIDTH, row_height=height + 0.7)
     for line, sample in zip(axes, samples, strict=True):
@@ -298,28 +295,25 @@ def solutions(
         truth, prediction = (each[:, channel] for each in fields.answers(sample))
         error = np.abs(prediction - truth)
         inside = plane.inside(points)
+        left, middle, right = line[-3:]
+        titles = ["reference", f"{fields.model} prediction"]
+        titles.append(f"absolute error\n(relative L2: {fields.errors[sample]:.4f})")
         if seen:
             positions, values = fields.observations(sample)
-            given = values[:, observed]
-            every = fields.values[..., observed]
-            look = (colors, scale)
-            look = look if same else quantity_scale(every, fields.observed, other=True)
             mesh = cells if np.array_equal(positions, points) else None
-            drawn = draw_points(line[0], plane, positions, given, *look, mesh)
-            name = str(fields.value_labels[observed])
-            color_bar(figure, drawn, [line[0]], name, height)
-            line[0].set_title(f"{fields.title(sample)}\nobservations")
-        middle = line[1:] if seen else line
-        draw_points(middle[0], plane, points, truth, colors, scale, cells)
-        drawn = draw_points(middle[1], plane, points, prediction, colors, scale, cells)
+            drawn = draw_points(line[0], plane, positions, values[:, observed], *look, mesh)
+            color_bar(figure, drawn, [line[0]], given[observed], height)
+            titles.insert(0, "observations")
+        draw_points(left, plane, points, truth, colors, scale, cells)
+        drawn = draw_points(middle, plane, points, prediction, colors, scale, cells)
         ends = beyond(prediction[inside], scale) if len(inside) else "neither"
-        color_bar(figure, drawn, list(middle[:2]), label, height, pad=0.02, extend=ends)
+        color_bar(figure, drawn, [left, middle], label, height, pad=0.02, extend=ends)
         least = Normalize(0, max(error[inside].max() if len(inside) else 0, 1e-12))
-        drawn = draw_points(middle[2], plane, points, error, ERROR, least, cells)
-        color_bar(figure, drawn, [middle[2]], f"|error|, {label}", height)
-        middle[0].set_title("reference" if seen else f"{fields.title(sample)}\nreference")
-        middle[1].set_title(f"{fields.model} prediction")
-        middle[2].set_title(f"absolute error\n(relative L2: {fields.errors[sample]:.4f})")
+        drawn = draw_points(right, plane, points, error, ERROR, least, cells)
+        color_bar(figure, drawn, [right], f"|error|, {label}", height)
+        titles[0] = f"{fields.title(sample)}\n{titles[0]}"
+        for panel, title in zip(line, titles, strict=True):
+            panel.set_title(title)
     plane.name(axes)
     return figure
 
@@ -455,6 +449,7 @@ def dense_field(fields: Fields, sample: int) -> tuple[Float[Array, "p s"], Float
     unit = [np.array([0.5])] * (fields.axes - len(shape)) + unit
     even = np.stack(np.meshgrid(*unit, indexing="ij"), axis=-1).reshape(-1, fields.axes)
     near = (points - fields.low) / (fields.high - fields.low)
+    far = np.zeros(len(even), bool)
     if fields.axes == 2:
         # Queries and even points share coarse cells, and their neighbours count as near.
         count = int(np.clip(np.sqrt(len(near)) / 1.5, 4, 48))
@@ -463,14 +458,9 @@ def dense_field(fields: Fields, sample: int) -> tuple[Float[Array, "p s"], Float
         wide = table.copy()
         for step in (-1, 1):
             wide |= np.roll(table, step, axis=0) | np.roll(table, step, axis=1)
-        kept = wide[tuple((np.clip((even * count).astype(int), 0, count - 1) + 1).T)]
-    else:
-        kept = np.ones(len(even), bool)
+        far = ~wide[tuple((np.clip((even * count).astype(int), 0, count - 1) + 1).T)]
     points = fields.low + even * (fields.high - fields.low)
-    values = np.where(kept, fields.dense[sample, :, 0], np.nan)
-    if not kept.all():
-        return points, np.ma.masked_invalid(values)
-    return points, values
+    return points, np.ma.masked_where(far, fields.dense[sample, :, 0])
 
 
 def binned(fields: Fields, keep: Sequence[int], channel: int) -> tuple[Array, Array, Array]:
@@ -569,7 +559,7 @@ def chart(
 ) -> None:
     """Lines of (name, across, values), each with its colour and marker; `names` are of the axes."""
     for index, (label, across, values) in enumerate(lines):
-        _line(panel, across, values, index, label)
+        draw_line(panel, across, values, index, label)
     if log:
         _log(panel)
     panel.set(**names)
@@ -580,13 +570,18 @@ def _log(panel: Axes) -> None:
     """Decimal numbers on a logarithmic axis, also where it spans less than a decade."""
     panel.set_yscale("log")
     low, high = panel.get_ylim()
-    marks = (1.0, 2.0, 5.0) if high > 8 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-    panel.yaxis.set_major_locator(LogLocator(subs=marks))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    panel.yaxis.set_minor_formatter(NullFormatter())
+    wide = high > 8 * low
+    _decimal(panel.yaxis, (1.0, 2.0, 5.0) if wide else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
 
 
-def _line(panel: Axes, across: Any, values: Any, index: int, label: str) -> None:
+def _decimal(axis: Axis, marks: tuple[float, ...]) -> None:
+    """Numbers at these multiples of the powers of ten."""
+    axis.set_major_locator(LogLocator(subs=marks))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def draw_line(panel: Axes, across: Any, values: Any, index: int, label: str) -> None:
     looks: dict[str, Any] = {"markersize": 4, "linewidth": 1.3, "label": label}
     looks |= {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
     panel.plot(across, values, markevery=max(1, len(across) // 15), **looks)
@@ -612,9 +607,7 @@ def histogram(rows: Sequence[Row]) -> Figure | None:
         style = ("--", ":")[number]
         panel.axvline(error, color="0.3", linestyle=style, linewidth=1.2, label=name)
     panel.set_xscale("log")
-    panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    panel.xaxis.set_minor_formatter(NullFormatter())
+    _decimal(panel.xaxis, (1.0, 2.0, 5.0))
     panel.set(xlabel="relative L2 error of a test sample", ylabel="test samples")
     panel.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     panel.legend()
@@ -632,18 +625,19 @@ def viscosity(rows: Iterable[Row]) -> Figure | None:
         return None
     names = [group.name for group in grouped[0].groups]
     errors = [{group.name: group.error for group in row.groups} for row in grouped]
-    found = {row.model: each for row, each in zip(grouped, errors, strict=True)}
-    pair = found.get("FST"), found.get("FNO")
-    both = pair[0] is not None and pair[1] is not None and [*pair[0]] == [*pair[1]]
+    models = [row.model for row in grouped]
+    found = dict(zip(models, errors, strict=True))
+    fst, fno = found.get("FST", {}), found.get("FNO", {})
+    both = bool(fst) and list(fst) == list(fno)
     figure, axes = new_figure(1, 2 if both else 1, width=8.0, row_height=2.9)
     lines = [
-        (row.model, range(len(names)), [each.get(name, math.nan) for name in names])
-        for row, each in zip(grouped, errors, strict=True)
+        (model, range(len(names)), [each.get(name, math.nan) for name in names])
+        for model, each in zip(models, errors, strict=True)
     ]
     title = "test error of each viscosity"
     chart(axes[0, 0], lines, ylabel="mean relative L2 error", title=title)
-    if pair[0] is not None and pair[1] is not None and both:
-        change = [100 * (pair[0][name] - pair[1][name]) / pair[1][name] for name in names]
+    if both:
+        change = [100 * (fst[name] - fno[name]) / fno[name] for name in names]
         colors = [PALETTE[0] if value < 0 else PALETTE[1] for value in change]
         axes[0, 1].bar(range(len(names)), change, color=colors, width=0.7)
         axes[0, 1].axhline(0, color="black", linewidth=0.8)
@@ -668,12 +662,11 @@ def local_decoding(rows: Iterable[Row]) -> Figure | None:
         near = {row.neighbors: row.error for row in those if row.neighbors is not None}
         whole = [row for row in those if row.neighbors is None][-1]
         counts |= near.keys()
-        _line(panel, list(near), list(near.values()), index, f"{whole.model}, nearest k")
+        draw_line(panel, list(near), list(near.values()), index, f"{whole.model}, nearest k")
         looks: dict[str, Any] = {"color": PALETTE[index % len(PALETTE)], "linestyle": "--"}
         panel.axhline(whole.error, linewidth=1.0, label=f"{whole.model}, all anchors", **looks)
     panel.set_xscale("log", base=2)
-    panel.xaxis.set_major_locator(FixedLocator(sorted(counts)))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.set_xticks(sorted(counts), map(str, sorted(counts)))
     panel.xaxis.set_minor_locator(NullLocator())
     chart(panel, (), xlabel="anchors used per query, k", ylabel="mean relative L2 error")
     return figure
@@ -717,7 +710,7 @@ def training(runs: Sequence[tuple[str, Curves]], measure: Metric) -> Figure | No
             axes[0, 0].plot(*_averaged(curves.loss), color=color, linewidth=1.2, label=name)
         if curves.validation:
             steps, errors = zip(*curves.validation, strict=True)
-            _line(axes[0, 1], steps, errors, index, name)
+            draw_line(axes[0, 1], steps, errors, index, name)
     own = runs[0][1].measure
     loss, error = measure.loss, measure.validation
     if own is not None:
@@ -727,40 +720,17 @@ def training(runs: Sequence[tuple[str, Curves]], measure: Metric) -> Figure | No
         panel.set(title=title, xlabel="step")
         if panel.lines:
             _log(panel)
-        panel.xaxis.set_major_formatter(FuncFormatter(_thousands))
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k
     if len(runs) > 1:
         axes[0, 1].legend()
     return figure
 
 
-@matplotlib.rc_context(STYLE)
-def error_over_seconds(
-    models: Mapping[str, Sequence[Sequence[tuple[float, float]]]], title: str
-) -> Figure | None:
-    """Validation error over seconds of updates, a line for each seed; None without any."""
-    if not models:
-        return None
-    figure, axes = new_figure(1, 1, width=7.0, row_height=3.6)
-    for index, (name, curves) in enumerate(models.items()):
-        for number, curve in enumerate(curves):
-            seconds, errors = zip(*curve, strict=True)
-            _line(axes[0, 0], seconds, errors, index, "_" if number else name)
-    axes[0, 0].set_xlim(left=0)
-    across, up = "seconds of updates, compilation apart", "validation error (relative L2)"
-    chart(axes[0, 0], (), xlabel=across, ylabel=up, title=title)
-    return figure
-
-
-def _averaged(curve: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
+def _averaged(curve: Sequence[tuple[int, float]]) -> Float[Array, "2 k"]:
     """Steps and means over stretches of equal length: a long curve without its hair."""
     size = -(-len(curve) // BINS)
     parts = [curve[start : start + size] for start in range(0, len(curve), size)]
-    means = [[sum(column) / len(part) for column in zip(*part, strict=True)] for part in parts]
-    return [step for step, _ in means], [value for _, value in means]
-
-
-def _thousands(value: float, _: object) -> str:
-    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
+    return np.transpose([np.mean(part, axis=0) for part in parts])
 
 
 @matplotlib.rc_context(STYLE)
@@ -774,21 +744,20 @@ def guesses(fields: ImageFields) -> Figure:
     width, height = (9.8, 2.45) if deep == 2 else (9.2, 2.7)
     figure, axes = new_figure(deep * lines, COLUMNS, width=width, row_height=height)
     _blank(axes)
-    sizes = np.sqrt(np.prod(fields.length_scales, axis=-1))
-    low = sizes.min(initial=np.inf)
-    scale = Normalize(low, max(sizes.max(initial=0), low + 1e-6))
     for sample in range(len(fields)):
-        line, column = divmod(sample, COLUMNS)
-        draw_picture(axes[deep * line, column], fields, sample)
-        if deep == 2:
-            bottom = axes[2 * line + 1, column]
-            centers, reach = fields.anchors[sample][:, ::-1], fields.length_scales[sample][:, ::-1]
-            draw_anchors(axes[2 * line, column], centers, size=2.2)
-            draw_ellipses(bottom, centers, reach, sizes[sample], scale)
-            _frame_image(bottom, fields)
-    if deep == 2:
-        label, bar = "length scale ℓ in the unit square", ScalarMappable(scale, "viridis")
-        figure.colorbar(bar, ax=list(axes.flat), label=label, pad=0.01, aspect=40)
+        draw_picture(axes[deep * (sample // COLUMNS), sample % COLUMNS], fields, sample)
+    if deep == 1:
+        return figure
+    sizes = np.sqrt(np.prod(fields.length_scales, axis=-1))
+    scale = Normalize(sizes.min(), max(sizes.max(), sizes.min() + 1e-6))
+    for sample in range(len(fields)):
+        top, bottom = axes[2 * (sample // COLUMNS) :, sample % COLUMNS][:2]
+        centers, reach = fields.anchors[sample][:, ::-1], fields.length_scales[sample][:, ::-1]
+        draw_anchors(top, centers, size=2.2)
+        draw_ellipses(bottom, centers, reach, sizes[sample], scale)
+        _frame_image(bottom, fields)
+    label, bar = "length scale ℓ in the unit square", ScalarMappable(scale, "viridis")
+    figure.colorbar(bar, ax=list(axes.flat), label=label, pad=0.01, aspect=40)
     return figure
 
 
@@ -819,14 +788,11 @@ def _frame_image(panel: Axes, fields: ImageFields) -> None:
         panel.spines[side].set_visible(True)
 
 
-@singledispatch
 def pictures(fields: SavedFields, name: str) -> list[Picture]:
     """All pictures of one run's saved fields; `name` is the run's."""
-    raise TypeError(f"no pictures are known for {type(fields).__name__}")
-
-
-@pictures.register
-def _(fields: Fields, name: str) -> list[Picture]:
+    if isinstance(fields, ImageFields):
+        return [_image_picture(fields, name)]
+    assert isinstance(fields, Fields)
     file, found = file_name(name), []
     ranked = [sample for sample in range(len(fields)) if fields.roles[sample]]
     others = [sample for sample in range(len(fields)) if not fields.roles[sample]]
@@ -861,8 +827,7 @@ def _(fields: Fields, name: str) -> list[Picture]:
     return found
 
 
-@pictures.register
-def _(fields: ImageFields, name: str) -> list[Picture]:
+def _image_picture(fields: ImageFields, name: str) -> Picture:
     """Anchors over images where there are anchors, and guesses alone where there are none."""
     says = "the class of each, what it was taken for if another, and the probability of that"
     count = fields.anchors.shape[1]
@@ -877,19 +842,14 @@ def _(fields: ImageFields, name: str) -> list[Picture]:
             f"anchor has a standard deviation of {fields.spread():.4f} of the width between these "
             "images, on average over anchors."
         )
-    return [Picture(f"{file_name(name)}-{kind}", caption, guesses(fields))]
+    return Picture(f"{file_name(name)}-{kind}", caption, guesses(fields))
 
 
-@singledispatch
-def shared_pictures(first: SavedFields, runs: Sequence[tuple[str, Any]]) -> list[Picture]:
-    """Pictures that runs of one kind share."""
-    del first, runs
-    return []
-
-
-@shared_pictures.register
-def _(first: Fields, runs: Sequence[tuple[str, Any]]) -> list[Picture]:
-    """Profiles, of those asked about the same samples, and error over time with spectra."""
+def shared_pictures(saved: Sequence[tuple[str, SavedFields]]) -> list[Picture]:
+    """Of operators: profiles, of those asked about the same samples; error over time; spectra."""
+    runs = [(name, fields) for name, fields in saved if isinstance(fields, Fields)]
+    if not runs:
+        return []
     found, file = [], file_name(runs[0][0])
     for index, those in enumerate(_same_samples(runs)):
         models = [fields for _, fields in those]
@@ -910,21 +870,18 @@ def _same_samples(runs: Sequence[tuple[str, Fields]]) -> list[list[tuple[str, Fi
     """Runs that were asked about the same solutions, together."""
     found: list[list[tuple[str, Fields]]] = []
     for name, fields in runs:
-        for those in found:
-            rows = common_rows([those[0][1], fields])
-            truth = [
-                [each.truth[each.rows == row] for row in rows] for each in (those[0][1], fields)
-            ]
-            if (
-                rows
-                and np.shape(truth[0]) == np.shape(truth[1])
-                and np.allclose(truth[0], truth[1])
-            ):
-                those.append((name, fields))
-                break
-        else:
+        same = (those for those in found if _same_solutions(those[0][1], fields))
+        if (those := next(same, None)) is None:
             found.append([(name, fields)])
+        else:
+            those.append((name, fields))
     return found
+
+
+def _same_solutions(one: Fields, other: Fields) -> bool:
+    rows = common_rows([one, other])
+    first, second = ([each.truth[each.rows == row] for row in rows] for each in (one, other))
+    return bool(rows) and np.shape(first) == np.shape(second) and np.allclose(first, second)
 
 
 def common_rows(models: Sequence[Fields]) -> list[int]:

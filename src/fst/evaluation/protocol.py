@@ -12,17 +12,17 @@ import json
 import math
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from rich.console import Console
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from fst.base import Model, parameter_count
 from fst.data.samples import Batch, Samples
@@ -34,16 +34,14 @@ from fst.evaluation.fields import (
     choose_rows,
     empty_parts,
     full_grid,
-    padded,
     ranked_rows,
-    real_points,
+    thinned,
 )
 from fst.evaluation.rows import (
     METRICS,
     RELATIVE_L2,
     ChannelError,
     EvaluationError,
-    Grid,
     GroupError,
     Origin,
     Row,
@@ -52,7 +50,14 @@ from fst.evaluation.rows import (
     shortened,
 )
 from fst.evaluation.rows import mean as mean_of
-from fst.evaluation.trivial import TrainingFacts, compared, observed_targets, predictors
+from fst.evaluation.trivial import (
+    Answers,
+    Predictor,
+    TrainingFacts,
+    compared,
+    observed_targets,
+    predictors,
+)
 from fst.evaluation_points import PointDraws
 from fst.field import Field
 from fst.kernels import fuse, fused, unfuse
@@ -61,10 +66,9 @@ from fst.operators import Operator, Output
 from fst.precision import full_precision
 from fst.pretrained import to_json
 from fst.terminal import printable, progress_bar
-from fst.types import Domain, Observations, check_fields
+from fst.types import Domain, check_fields
 from fst.version import __version__
 
-Represent = Callable[[Observations], Output]
 # Parts of each axis, by the number of axes, that errors off any grid are summed in.
 BINS = {1: 48, 2: 20, 3: 8}
 # The even grid on which a field is drawn where its queries lie on none.
@@ -78,12 +82,10 @@ class TestProtocol(ABC):
 
     batch_size: int
     paper_errors: tuple[float, ...]
+    kind: ClassVar[type[Model]]
+    """Of the models that are scored."""
     shown: ClassVar[tuple[str, ...]]
     """Settings of what is shown beside the errors, which they do not change."""
-
-    @abstractmethod
-    def load(self, best: Path) -> Model:
-        """The trained model in a folder."""
 
     @abstractmethod
     def score(
@@ -162,6 +164,7 @@ class EvaluationSettings(TestProtocol):
     """The paper's error on the last grid for each group, by the group's name."""
     view: View = field(default_factory=View)
 
+    kind = Operator
     shown = ("view", "paper_errors", "paper_groups")
 
     def __post_init__(self) -> None:
@@ -174,9 +177,6 @@ class EvaluationSettings(TestProtocol):
         for name in ("grids", "neighbors"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name} must not repeat, got {getattr(self, name)}")
-
-    def load(self, best: Path) -> Model:
-        return Operator.from_pretrained(best)
 
     def score(
         self,
@@ -199,14 +199,10 @@ class EvaluationSettings(TestProtocol):
         mean = training.statistics().output_mean.reshape(-1).expand(training.output_channels)
         facts = TrainingFacts(tuple(mean.tolist()), diffusion=source.diffusion)
         split = TestSplit(validation, values=source.value_names, targets=source.target_names)
-        initial = bool(self.grids) and self.starts_with_time
-        whole = replace(self, grids=(), neighbors=(), paper_errors=(), paper_groups=())
-        beside = {}
-        for name, predictor in predictors(split, facts, initial=initial).items():
-            with full_precision(), torch.inference_mode():
-                (found,) = measure(predictor, validation, whole)
-            beside[name] = mean_of(found.errors)
-        words = compared(error, beside, METRICS[RELATIVE_L2])
+        grids = (validation.grid_shape,) if self.grids else ()
+        whole = replace(self.without_paper(), grids=grids, neighbors=())
+        rows = trivial_rows(split, whole, Origin("", "", "", ""), facts)
+        words = compared(error, {row.model: row.error for row in rows}, METRICS[RELATIVE_L2])
         return f"Validation error: {error:.5f}{', ' * bool(words)}{words}."
 
     @property
@@ -221,26 +217,37 @@ class EvaluationSettings(TestProtocol):
 
 
 class Measurement:
-    """Errors on one grid, collected batch by batch in the order of the test split."""
+    """Errors on one grid, collected batch by batch in the order of the test split.
 
-    def __init__(self, grid: Grid, neighbors: int | None) -> None:
-        self.grid, self.neighbors = grid, neighbors
+    `neighbors` are the nearest anchors to decode from, where not all; `over` learns where errors
+    lie.
+    """
+
+    def __init__(
+        self, view: Samples, neighbors: int | None = None, over: "OverDomain | None" = None
+    ) -> None:
+        self.view, self.neighbors, self.over = view, neighbors, over
         self.found: list[Tensor] = []
-        self.relative: list[Tensor] = []
-        self.squares, self.points = torch.zeros(()), 0
+        self.squares: list[Tensor] = []
+        self.points = 0
 
-    def add(self, batch: Batch, prediction: Float[Tensor, "b q c"], rows: Tensor) -> None:
+    def add(self, output: Answers, rows: Int[Tensor, " b"]) -> None:
+        """Measure the output of these rows; only a field has neighbours to choose from."""
+        if self.neighbors is not None and not isinstance(output, Field):
+            return
+        batch = self.view.batch(rows)
+        prediction = answer(output, batch.queries, self.neighbors)
         error = relative_l2(prediction, batch.targets, batch.mask)
-        _check_finite(error, rows, self.grid)
+        _check_finite(error, rows, self.view.grid_shape)
         self.found.append(error.cpu())
         real = 1.0 if batch.mask is None else batch.mask[..., None]
-        squares = ((prediction - batch.targets) * real).double().square().sum(dim=1)  # b c
-        target = (batch.targets * real).double().square().sum(dim=1)
-        self.relative.append((squares / target).sqrt().cpu())
-        self.squares = self.squares + squares.sum(dim=0).cpu()
+        both = torch.stack([prediction - batch.targets, batch.targets])
+        self.squares.append((both * real).double().square().sum(dim=2).cpu())  # 2 b c
         self.points += (
             batch.targets[..., 0].numel() if batch.mask is None else int(batch.mask.sum())
         )
+        if self.over is not None:
+            self.over.add(batch, prediction)
 
     @property
     def errors(self) -> tuple[float, ...]:
@@ -250,14 +257,14 @@ class Measurement:
         self, names: Sequence[tuple[str, str]], std: Sequence[float]
     ) -> tuple[ChannelError, ...]:
         """Each channel by itself; samples in which a channel is zero have no relative error."""
+        squares, targets = torch.cat(self.squares, dim=1)
+        relative, rmse = (squares / targets).sqrt(), (squares.sum(dim=0) / self.points).sqrt()
         found = []
         for index, (name, unit) in enumerate(names):
-            column = torch.cat(self.relative)[:, index]
-            finite = column[column.isfinite()]
+            finite = relative[relative[:, index].isfinite(), index]
             error = finite.mean().item() if len(finite) else None
             known = std[index] if len(std) == len(names) else None
-            rmse = math.sqrt(self.squares[index] / self.points)
-            found.append(ChannelError(name, unit, error, rmse, known))
+            found.append(ChannelError(name, unit, error, rmse[index].item(), known))
         return tuple(found)
 
 
@@ -333,16 +340,10 @@ def evaluate(
     The samples must be on the model's device. `std` are the standard deviations of the training
     targets, and `over` learns where the errors lie.
     """
-    draws = batch_draws(model, settings)
-
-    def represent(observations: Observations) -> Output:
-        output: Output = model(observations, next(draws))
-        return output
-
     check_test(test)
     with measuring(model):
-        samples, label = test.samples, origin.model
-        found = measure(represent, samples, settings, over=over, label=label, console=console)
+        predict, label = represented(model, settings), origin.model
+        found = measure(predict, test.samples, settings, over=over, label=label, console=console)
     return make_rows(found, test, settings, origin, parameter_count(model), std)
 
 
@@ -355,15 +356,13 @@ def trivial_rows(
     console: Console | None = None,
 ) -> list[Row]:
     """Rows of the trivial predictors on the test grids of a run, to stand beside the run's own."""
-    rows, samples = [], test.samples
-    settings = replace(settings, paper_errors=(), paper_groups=())  # the paper has no such numbers
+    rows, settings = [], settings.without_paper()
     source = replace(origin, seed=None, training=None)
     initial = bool(settings.grids) and settings.starts_with_time
     for name, predictor in predictors(test, facts, initial=initial).items():
         with full_precision(), torch.inference_mode():
-            found = measure(predictor, samples, settings, label=name, console=console)
-        named = replace(source, model=name)
-        rows += make_rows(found, test, settings, named, 0, facts.std)
+            found = measure(predictor, test.samples, settings, label=name, console=console)
+        rows += make_rows(found, test, settings, replace(source, model=name), 0, facts.std)
     return rows
 
 
@@ -376,8 +375,14 @@ def batch_draws(model: Operator, settings: EvaluationSettings) -> Iterator[Point
             stream = model.point_stream(settings.anchor_seed, settings.sobol_seed)
 
 
+def represented(model: Operator, settings: EvaluationSettings) -> Predictor:
+    """The model, with the evaluation points that the protocol gives each batch in turn."""
+    draws = batch_draws(model, settings)
+    return lambda observations: model(observations, next(draws))
+
+
 def measure(
-    represent: Represent,
+    represent: Predictor,
     samples: Samples,
     settings: EvaluationSettings,
     *,
@@ -386,27 +391,16 @@ def measure(
     console: Console | None = None,
 ) -> list[Measurement]:
     """Errors of any predictor, each batch represented once for all grids and neighbour counts."""
-    views = views_of(samples, settings)
-    found: dict[tuple[bool, int, int], Measurement] = {}
+    *coarse, last = views_of(samples, settings)
+    found = [*map(Measurement, coarse), Measurement(last, over=over)]
+    found += [Measurement(last, near) for near in settings.neighbors]
     with progress_bar(console) as progress:
-        batches = list(row_batches(samples, settings))
+        batches = row_batches(samples, settings)
         for rows in progress.track(batches, description=printable(f"testing {label}".strip())):
             output = represent(samples.batch(rows).observations)
-            for index, view in enumerate(views):
-                batch = view.batch(rows)
-                last = index == len(views) - 1
-                ways: tuple[int | None, ...] = (None,)
-                if last and isinstance(output, Field):
-                    ways = (None, *settings.neighbors)
-                for near in ways:
-                    prediction = answer(output, batch.queries, near)
-                    key = near is not None, index, near or 0  # grids come before neighbours
-                    found.setdefault(key, Measurement(view.grid_shape, near)).add(
-                        batch, prediction, rows
-                    )
-                    if last and near is None and over is not None:
-                        over.add(batch, prediction)
-    return [found[key] for key in sorted(found)]
+            for each in found:
+                each.add(output, rows)
+    return [each for each in found if each.found]
 
 
 def make_rows(
@@ -427,7 +421,8 @@ def make_rows(
         groups = group_errors(errors, test.groups, dict(settings.paper_groups) if last else {})
         row = make_row(errors, groups, paper, origin, parameters, test.samples.device)
         channels = found.channels(targets, std)
-        rows.append(replace(row, grid=found.grid, neighbors=found.neighbors, channels=channels))
+        grid, near = found.view.grid_shape, found.neighbors
+        rows.append(replace(row, grid=grid, neighbors=near, channels=channels))
     return rows
 
 
@@ -468,9 +463,9 @@ def views_of(samples: Samples, settings: EvaluationSettings) -> list[Samples]:
     ] or [samples]
 
 
-def row_batches(samples: Samples, settings: EvaluationSettings) -> Iterator[Int[Tensor, " b"]]:
+def row_batches(samples: Samples, settings: EvaluationSettings) -> Sequence[Int[Tensor, " b"]]:
     """The row numbers of each batch, in the order of the test split."""
-    return iter(torch.arange(len(samples), device=samples.device).split(settings.batch_size))
+    return list(torch.arange(len(samples), device=samples.device).split(settings.batch_size))
 
 
 def sample_fields(
@@ -494,20 +489,26 @@ def sample_fields(
     wanted = [*roles, *choose_rows(test.groups, len(samples), settings.view.samples)]
     wanted = list(dict.fromkeys(wanted))
     scale = np.array(settings.view.axis_ends if settings.grids else (1.0,) * axes, np.float32)
+    looks = {}
     with measuring(model):
-        looks = {
-            row: look
-            for rows, batch, output in chosen_outputs(model, samples, settings, wanted)
-            for row, look in zip(rows.tolist(), _looks(batch, output, samples, scale), strict=True)
-        }
+        # Each with the evaluation points that it is scored with.
+        batches = row_batches(samples, settings)
+        for rows, draws in zip(batches, batch_draws(model, settings), strict=False):
+            for row in set(rows.tolist()).intersection(wanted):
+                batch = samples.batch(torch.tensor([row], device=samples.device))
+                output = model(batch.observations, draws)
+                looks[row] = _look(batch, output, samples.domain, scale)
     kept = [looks[row] for row in wanted]
     parts: dict[str, Array] = empty_parts(
         len(wanted), axes, samples.output_channels, samples.value_channels
     )
     parts |= {} if over is None else over.arrays(scale)
     names = ("positions", "values", "queries", "truth", "prediction")
-    parts |= {name: padded([look[name] for look in kept]) for name in names}
-    stacked = ("dense", "anchors", "length_scales")
+    parts |= {
+        name: pad_sequence([torch.from_numpy(look[name]) for look in kept], True).numpy()
+        for name in names
+    }
+    stacked = ["anchors", "length_scales"] + ["dense"] * all(len(look["dense"]) for look in kept)
     parts |= {name: np.stack([look[name] for look in kept]) for name in stacked}
     if (parts["queries"] == parts["queries"][:1]).all():
         parts["queries"] = parts["queries"][:1]
@@ -545,34 +546,31 @@ def sample_fields(
     )
 
 
-def _looks(
-    batch: Batch, output: Output, samples: Samples, scale: Array
-) -> Iterator[dict[str, Any]]:
-    """What is kept of each sample of a batch."""
-    prediction = output(batch.queries)
-    errors = relative_l2(prediction, batch.targets, batch.mask)
-    anchors = anchors_of(output, batch.queries)
-    given, mask = batch.observations, batch.mask
-    queries = _array(batch.queries)
-    asked = real_points(None if mask is None else mask.cpu().numpy(), queries)
-    masked = None if given.mask is None else given.mask.cpu().numpy()
-    seen = real_points(masked, _array(given.positions))
-    dense = torch.zeros(len(queries), 0, samples.output_channels)
-    if full_grid(queries[0, asked[0]]) is None:
-        dense = output(dense_queries(samples.domain, batch.queries).expand(len(queries), -1, -1))
-    for index, (points, sensors) in enumerate(zip(asked, seen, strict=True)):
-        yield {
-            "error": errors[index].item(),
-            "whole": len(points) == (queries.shape[1] if mask is None else int(mask[index].sum())),
-            "positions": _array(given.positions[index])[sensors] * scale,
-            "values": _array(given.values[index])[sensors],
-            "queries": queries[index, points] * scale,
-            "truth": _array(batch.targets[index])[points],
-            "prediction": _array(prediction[index])[points],
-            "dense": _array(dense[index]),
-            "anchors": _array(anchors[0][index]) * scale,
-            "length_scales": _array(anchors[1][index]) * scale,
-        }
+def _look(batch: Batch, output: Output, domain: Domain, scale: Array) -> dict[str, Any]:
+    """What is kept of a sample, the only one of its batch."""
+
+    def real(values: Float[Tensor, "1 p c"], mask: Bool[Tensor, "1 p"] | None) -> Array:
+        return _array(values[0] if mask is None else values[0, mask[0]])
+
+    given, prediction = batch.observations, output(batch.queries)
+    queries, positions = real(batch.queries, batch.mask), real(given.positions, given.mask)
+    points, sensors = thinned(queries), thinned(positions)
+    dense = batch.targets[:, :0]
+    if full_grid(queries[points]) is None:
+        dense = output(dense_queries(domain, batch.queries))
+    anchors, length_scales = anchors_of(output, batch.queries)
+    return {
+        "error": relative_l2(prediction, batch.targets, batch.mask).item(),
+        "whole": len(points) == len(queries),
+        "positions": positions[sensors] * scale,
+        "values": real(given.values, given.mask)[sensors],
+        "queries": queries[points] * scale,
+        "truth": real(batch.targets, batch.mask)[points],
+        "prediction": real(prediction, batch.mask)[points],
+        "dense": _array(dense[0]),
+        "anchors": _array(anchors[0]) * scale,
+        "length_scales": _array(length_scales[0]) * scale,
+    }
 
 
 def dense_queries(domain: Domain, like: Tensor) -> Float[Tensor, "1 d s"]:
@@ -607,22 +605,6 @@ def _array(tensor: Tensor) -> Array:
     return tensor.float().cpu().numpy()
 
 
-def chosen_outputs(
-    model: Operator, samples: Samples, settings: EvaluationSettings, wanted: Sequence[int]
-) -> Iterator[tuple[Tensor, Batch, Output]]:
-    """The rows `wanted` of the test, each represented with the evaluation points it is scored with.
-
-    Batch by batch of the test, in its order.
-    """
-    chosen = torch.tensor(wanted, device=samples.device)
-    batches = row_batches(samples, settings)
-    for rows, draws in zip(batches, batch_draws(model, settings), strict=False):
-        rows = rows[torch.isin(rows, chosen)]
-        if len(rows):
-            batch = samples.batch(rows)
-            yield rows, batch, model(batch.observations, draws)
-
-
 @contextmanager
 def measuring(model: nn.Module) -> Iterator[None]:
     """Fused, evaluation mode, no gradients, float32 throughout; all is put back afterwards."""
@@ -644,7 +626,7 @@ def device_name(device: torch.device) -> str:
 
 
 def answer(
-    output: Output, queries: Float[Tensor, "b q s"], neighbors: int | None
+    output: Answers, queries: Float[Tensor, "b q s"], neighbors: int | None
 ) -> Float[Tensor, "b q c"]:
     """Values at queries; only a field has neighbours to choose from."""
     return output(queries, neighbors) if isinstance(output, Field) else output(queries)

@@ -9,11 +9,11 @@ pictures in a third file, so that a new page replaces the old one whole.
 import base64
 import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jinja2 import Environment
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -22,6 +22,7 @@ from fst.evaluation import figures
 from fst.evaluation.figures import Picture, file_name
 from fst.evaluation.rows import METRICS, RELATIVE_L2, Row, Run, grouped, read_run
 from fst.evaluation.tables import (
+    TEMPLATES,
     Table,
     by_model,
     channel_table,
@@ -33,7 +34,6 @@ from fst.evaluation.tables import (
 )
 from fst.evaluation.trivial import compared
 from fst.io import parse_json, write_atomically
-from fst.terminal import markdown
 
 HTML, MARKDOWN, FIGURES, WRITTEN = "index.html", "report.md", "figures", "report.json"
 WRITER = "fst report"
@@ -64,16 +64,24 @@ IMAGES = (
     "before any guess. This page holds photographs from the test set. Their licence decides who "
     "may see it."
 )
-HISTOGRAM = (
-    "How the errors of single test samples are spread. A line in the colour of a model is its "
-    "mean; grey lines are the best trivial predictors."
-)
-GRIDS = "Test error on coarser and finer test grids."
-VISCOSITY = "Test error by viscosity. A bar below zero means that FST has the lower error."
-LOCAL = (
-    "Local decoding: test error when each query uses only its k nearest anchors. Refinement always "
-    "uses all of them."
-)
+CHARTS = {
+    "errors": (
+        figures.histogram,
+        "How the errors of single test samples are spread. A line in the colour of a model is its "
+        "mean; grey lines are the best trivial predictors.",
+    ),
+    "grids": (figures.by_grid, "Test error on coarser and finer test grids."),
+    "viscosity": (
+        figures.viscosity,
+        "Test error by viscosity. A bar below zero means that FST has the lower error.",
+    ),
+    "local-decoding": (
+        figures.local_decoding,
+        "Local decoding: test error when each query uses only its k nearest anchors. Refinement "
+        "always uses all of them.",
+    ),
+}
+"""Of relative errors, by the names of their files: how each is drawn, and what it shows."""
 SELECTED_IMAGENET = (
     "The ImageNet recipes select their weights by the error on the images that they are scored "
     "on, as the paper does."
@@ -113,11 +121,11 @@ def report(
 
 def distinct(runs: Sequence[Run]) -> list[Run]:
     """The runs under names that differ: folders of different paths may be called the same."""
-    seen: dict[str, int] = {}
+    counts = Counter[str]()
     named = []
     for run in runs:
-        seen[run.name] = seen.get(run.name, 0) + 1
-        number = f" ({seen[run.name]})" if seen[run.name] > 1 else ""
+        counts[run.name] += 1
+        number = f" ({counts[run.name]})" if counts[run.name] > 1 else ""
         named.append(replace(run, name=run.name + number))
     return named
 
@@ -143,17 +151,17 @@ def problem_name(row: Row) -> str:
 def verdict(rows: Sequence[Row]) -> str | None:
     """In one sentence, how good the model of these rows is; None where none was trained."""
     last = full_grid(rows)
-    found = [row for row in last if not row.trivial]
-    if not found:
+    row = next((row for row in last if not row.trivial), None)
+    if row is None:
         return None
-    row = found[0]
     beside = {each.model: each.error for each in last if each.trivial}
-    parts = [f"{row.model} {row.measure.sentence(row.error)} on {row.samples:,} unseen samples"]
-    parts += [words] if (words := compared(row.error, beside, row.measure)) else []
+    said = f"{row.model} {row.measure.sentence(row.error)} on {row.samples:,} unseen samples"
+    if words := compared(row.error, beside, row.measure):
+        said += f", {words}"
     if row.std_error is not None:
         share = 100 * row.std_error
-        parts.append(f"its RMSE is {share:.1f} % of the targets' standard deviation")
-    return "; ".join([", ".join(parts[:2]), *parts[2:]]) + "."
+        said += f"; its RMSE is {share:.1f} % of the targets' standard deviation"
+    return f"{said}."
 
 
 def problem_sections(name: str, runs: Sequence[Run]) -> list[Section]:
@@ -161,39 +169,31 @@ def problem_sections(name: str, runs: Sequence[Run]) -> list[Section]:
     rows = [row for run in runs for row in run.rows]
     tables = [grid_table(rows), channel_table(rows), group_table(rows)]
     what = rows[0].measure.title.removeprefix("mean ").removesuffix(" in percent")
-    charts = rows[0].metric == RELATIVE_L2
+    charts = CHARTS if rows[0].metric == RELATIVE_L2 else {}
     drawn = [
-        ("errors", HISTOGRAM, figures.histogram),
-        ("grids", GRIDS, figures.by_grid),
-        ("viscosity", VISCOSITY, figures.viscosity),
-        ("local-decoding", LOCAL, figures.local_decoding),
-    ]
-    pictures = [
         Picture(f"{file_name(name)}-{file}", caption, figure)
-        for file, caption, draw in drawn
-        if charts and (figure := draw(rows)) is not None
+        for file, (draw, caption) in charts.items()
+        if (figure := draw(rows)) is not None
     ]
     kept = tuple(table for table in tables if table is not None)
-    sections = [Section(f"{name}: {what} on the test set", (), kept, tuple(pictures))]
+    sections = [Section(f"{name}: {what} on the test set", (), kept, tuple(drawn))]
     saved = [(run.name, run.fields) for run in runs if run.fields is not None]
     pictures = [picture for run, fields in saved for picture in figures.pictures(fields, run)]
-    pictures += figures.shared_pictures(saved[0][1], saved) if saved else []
+    pictures += figures.shared_pictures(saved)
     if pictures:
         sections.append(Section(f"{name}: predictions", (), (), tuple(pictures)))
     return sections
 
 
 def training_section(runs: Sequence[Run], rows: Sequence[Row]) -> Section:
-    table = cost_table(rows)
-    pictures = []
-    for file, metric in (("training", RELATIVE_L2), ("training-images", "top1_error")):
-        curves = [(run.name, run.curves) for run in runs if run.rows[0].metric == metric]
-        for measure in dict.fromkeys(each.measure for _, each in curves):
-            those = [(name, each) for name, each in curves if each.measure == measure]
-            kind = "" if measure is None else f"-{measure.replace(' ', '-')}"
-            if (figure := figures.training(those, METRICS[metric])) is not None:
-                caption = "Training loss and validation error by step."
-                pictures.append(Picture(f"{file}{kind}", caption, figure))
+    table, pictures = cost_table(rows), []
+    alike = grouped(runs, lambda run: (run.rows[0].metric, run.curves.measure))
+    for (metric, measure), those in alike.items():
+        figure = figures.training([(run.name, run.curves) for run in those], METRICS[metric])
+        if figure is not None:
+            file = "training" if metric == RELATIVE_L2 else "training-images"
+            file += "" if measure is None else f"-{measure.replace(' ', '-')}"
+            pictures.append(Picture(file, "Training loss and validation error by step.", figure))
     return Section("Training", (), (table,) if table.lines else (), tuple(pictures))
 
 
@@ -202,17 +202,12 @@ def describe(row: Row) -> str:
     parts = [f"{row.run}: {row.model}, recipe {row.recipe}, {row.parameters:,} parameters"]
     if row.seed is not None:
         parts.append(f"seed {row.seed}")
-    if row.training is not None:
-        minutes = row.training.seconds / 60
-        parts.append(
-            f"{row.training.steps:,} steps in {minutes:,.1f} minutes on {row.training.device}"
-        )
-    parts.append(f"scored on {row.device}")
-    parts.append(f"fst {row.fst_version}, torch {row.torch_version}")
+    if (cost := row.training) is not None:
+        parts.append(f"{cost.steps:,} steps in {cost.seconds / 60:,.1f} minutes on {cost.device}")
+    parts.append(f"scored on {row.device}, fst {row.fst_version}, torch {row.torch_version}")
     if row.git_hash is not None:
-        parts.append(
-            f"git {row.git_hash[:12]}{' (modified)' if 'modified' in row.git_hash else ''}"
-        )
+        commit, _, modified = row.git_hash.partition(" ")
+        parts.append(f"git {commit[:12]} {modified}".strip())
     return ", ".join(parts) + "."
 
 
@@ -221,9 +216,10 @@ def notes(runs: Sequence[Run]) -> tuple[str, ...]:
     rows = [row for run in runs for row in run.rows]
     operators = [row for row in rows if row.metric == RELATIVE_L2]
     classifiers = [row for row in rows if row.metric != RELATIVE_L2]
-    groups = [group for row in operators for group in row.groups]
-    quoted = any(each.paper_error is not None for each in operators)
-    quoted = quoted or any(each.paper_error is not None for each in groups)
+    quoted = any(
+        row.paper_error is not None or any(group.paper_error is not None for group in row.groups)
+        for row in operators
+    )
     # A user's own points lie on no grid; the solvers' data always do.
     generated = any(row.grid is not None for row in operators)
     pictured = [run.rows[0].metric != RELATIVE_L2 for run in runs if run.fields is not None]
@@ -248,14 +244,11 @@ def write_page(page: Page, folder: Path) -> Path:
 
     The folder must be empty or hold a page, which is replaced.
     """
-    names = [picture.name for section in page.sections for picture in section.pictures]
+    pictures = [picture for section in page.sections for picture in section.pictures]
+    names = sorted(picture.name for picture in pictures)
     if len(set(names)) < len(names):
-        raise ValueError(f"pictures must have different names, got {', '.join(sorted(names))}")
-    images = {
-        picture.name: png(picture.figure)
-        for section in page.sections
-        for picture in section.pictures
-    }
+        raise ValueError(f"pictures must have different names, got {', '.join(names)}")
+    images = {picture.name: png(picture.figure) for picture in pictures}
     with writing(folder):
         for name in pictures_written(folder) - images.keys():
             (folder / FIGURES / f"{name}.png").unlink(missing_ok=True)
@@ -266,9 +259,10 @@ def write_page(page: Page, folder: Path) -> Path:
         (folder / FIGURES).mkdir(exist_ok=True)
         for name, data in images.items():
             write_atomically(folder / FIGURES / f"{name}.png", data)
-        write_atomically(folder / MARKDOWN, markdown_page(page).encode())
         encoded = {name: base64.b64encode(data).decode() for name, data in images.items()}
-        write_atomically(folder / HTML, _PAGE.render(page=page, images=encoded).encode())
+        for template, name in (("report.md", MARKDOWN), ("report.html", HTML)):
+            text = TEMPLATES.get_template(template).render(page=page, images=encoded)
+            write_atomically(folder / name, text.encode())
     return folder / HTML
 
 
@@ -304,73 +298,3 @@ def png(figure: Figure) -> bytes:
     # Without the version of the library, the same figure is the same file.
     figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
     return buffer.getvalue()
-
-
-def markdown_page(page: Page) -> str:
-    parts = [f"# {markdown(page.title)}\n", *(f"{markdown(text)}\n" for text in page.paragraphs)]
-    for section in page.sections:
-        parts.append(f"## {markdown(section.heading)}\n")
-        parts += [f"{markdown(text)}\n" for text in section.paragraphs]
-        for table in section.tables:
-            parts.append(f"**{markdown(table.title)}**\n\n{table.markdown()}")
-        for picture in section.pictures:
-            caption = markdown(picture.caption)
-            parts.append(f"![{caption}]({FIGURES}/{picture.name}.png)\n\n*{caption}*\n")
-    return "\n".join(parts)
-
-
-_ENVIRONMENT = Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
-_PAGE = _ENVIRONMENT.from_string("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ page.title }}</title>
-<style>
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
-       max-width: 64rem; margin: 2rem auto; padding: 0 1.25rem; }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 1rem; }
-h2 { font-size: 1.2rem; margin: 2.5rem 0 0.75rem; padding-top: 0.75rem;
-     border-top: 1px solid #d9d9d9; }
-p { max-width: 46rem; margin: 0.5rem 0; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; margin: 1rem 0; font-size: 0.9rem;
-        font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: 600; padding-bottom: 0.4rem; }
-th, td { text-align: left; padding: 0.25rem 0.9rem 0.25rem 0; vertical-align: top; }
-th { border-bottom: 1.5px solid #1a1a1a; font-weight: 600; }
-td { border-bottom: 1px solid #ececec; }
-.number { text-align: right; }
-figure { margin: 1.5rem 0; }
-img { max-width: 100%; height: auto; display: block; }
-figcaption { color: #444; font-size: 0.9rem; margin-top: 0.4rem; max-width: 46rem; }
-</style>
-</head>
-<body>
-<h1>{{ page.title }}</h1>
-{% for text in page.paragraphs %}
-<p>{{ text }}</p>
-{% endfor %}
-{% for section in page.sections %}
-<section>
-<h2>{{ section.heading }}</h2>
-{% for text in section.paragraphs %}
-<p>{{ text }}</p>
-{% endfor %}
-{% for table in section.tables %}
-<div class="wide">{{ table.html() }}</div>
-{% endfor %}
-{% for picture in section.pictures %}
-<figure>
-<img alt="{{ picture.caption }}"
-     style="width:{{ (96 * picture.figure.get_figwidth()) | round | int }}px"
-     src="data:image/png;base64,{{ images[picture.name] }}">
-<figcaption>{{ picture.caption }}</figcaption>
-</figure>
-{% endfor %}
-</section>
-{% endfor %}
-</body>
-</html>
-""")

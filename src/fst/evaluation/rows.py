@@ -436,10 +436,8 @@ def steady_rate(run: Path) -> float | None:
 def read_starts(run: Path) -> list[dict[str, Any]]:
     """With what, and on what, a run was started and resumed."""
     environment = read_object(run / "environment.json")
-    resumed = environment.get("resumed")
-    starts = [environment, *(resumed if isinstance(resumed, list) else [])] if environment else []
-    names = ("hardware", "versions", "git")
-    return [{name: each.get(name) for name in names} for each in starts if isinstance(each, dict)]
+    starts = [environment, *environment.get("resumed", [])] if environment else []
+    return [{name: each.get(name) for name in ("hardware", "versions", "git")} for each in starts]
 
 
 def read_origin(folder: Path, origin: Origin, images: int | None = None) -> Origin:
@@ -463,20 +461,15 @@ def _cost(
 ) -> TrainingCost | None:
     if "steps" not in summary:
         return None
-    rate = summary["steps_per_second"]
-    values = {
-        "steps": summary["steps"],
-        "seconds": summary["seconds"],
-        "steps_per_second": rate,
-        "device": _device(hardware),
-        "selected_step": summary.get("selected_step"),
-        "peak_memory_gib": summary.get("peak_memory_gib"),
-        "images_per_second": None if images is None else images * rate,
-    }
+    names = ("steps", "seconds", "steps_per_second", "selected_step", "peak_memory_gib")
+    values: dict[str, Any] = {name: summary[name] for name in names if name in summary}
+    values["device"] = hardware_name(hardware)
+    if images is not None:
+        values["images_per_second"] = images * summary["steps_per_second"]
     return from_json(values, TrainingCost, "summary.json")  # which checks them
 
 
-def _device(hardware: dict[str, Any]) -> str:
+def hardware_name(hardware: dict[str, Any]) -> str:
     """The hardware in a few words; a GPU that was there but not used cannot be told apart."""
     processes = hardware.get("processes", 1)
     if hardware.get("gpus"):

@@ -1,10 +1,11 @@
 """Result rows as tables: the paper's number beside ours, for a terminal, Markdown and HTML."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
-from jinja2 import Environment
+from jinja2 import Environment, FileSystemLoader, select_autoescape
 from markupsafe import Markup
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -17,6 +18,13 @@ from fst.terminal import duration, markdown, printable
 
 # Tables by group are read, so they end where nobody would read on.
 MOST_GROUPS = 50
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=select_autoescape(["html"]),
+    trim_blocks=True,
+    keep_trailing_newline=True,
+)
+TEMPLATES.filters["markdown"] = markdown
 
 
 @dataclass(frozen=True)
@@ -29,16 +37,10 @@ class Table:
     words: int = 1
 
     @classmethod
-    def of(
-        cls,
-        title: str,
-        items: Iterable[Item],
-        columns: Mapping[str, Callable[[Item], str]],
-        words: int = 1,
-    ) -> Self:
-        """One line for each item."""
-        lines = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
-        return cls(title, tuple(columns), lines, words)
+    def of(cls, title: str, columns: Mapping[str, Sequence[str]], words: int = 1) -> Self:
+        """A table of these columns; those that hold nothing are left out."""
+        kept = {name: cells for name, cells in columns.items() if set(cells) - {NOTHING}}
+        return cls(title, tuple(kept), tuple(zip(*kept.values(), strict=True)), words)
 
     def terminal(self, *, compact: bool = False) -> TerminalTable:
         """With its title or, if `compact`, without it and so narrow that no number is cut."""
@@ -75,34 +77,7 @@ class Table:
         return "\n".join("| " + " | ".join(map(markdown, line)) + " |" for line in lines) + "\n"
 
     def html(self) -> Markup:
-        return Markup(_HTML.render(table=self))
-
-
-_HTML = Environment(autoescape=True, trim_blocks=True).from_string("""
-{%- macro line(cells, tag) -%}
-<tr>
-{%- for cell in cells -%}
-<{{ tag }}{% if loop.index0 >= table.words %} class="number"{% endif %}>{{ cell }}</{{ tag }}>
-{%- endfor -%}
-</tr>
-{%- endmacro -%}
-<table>
-<caption>{{ table.title }}</caption>
-<thead>{{ line(table.heading, "th") }}</thead>
-<tbody>
-{% for cells in table.lines %}
-{{ line(cells, "td") }}
-{% endfor %}
-</tbody>
-</table>
-""")
-
-
-def without_empty(title: str, columns: dict[str, list[str]], words: int) -> Table:
-    """A table of these columns; those that hold nothing are left out."""
-    kept = {name: cells for name, cells in columns.items() if set(cells) - {NOTHING}}
-    lines = tuple(zip(*kept.values(), strict=True))
-    return Table(title, tuple(kept), lines, words)
+        return Markup(TEMPLATES.get_template("table.html").render(table=self))
 
 
 def error_table(rows: Sequence[Row]) -> Table:
@@ -126,7 +101,7 @@ def error_table(rows: Sequence[Row]) -> Table:
         "RMSE / std": [shown(row.std_error, ".3f") for row in rows],
     }
     recipes = ", ".join(unique(row.recipe for row in rows))
-    return without_empty(f"{recipes}: {measure.title} on the test set", columns, words=2)
+    return Table.of(f"{recipes}: {measure.title} on the test set", columns, words=2)
 
 
 def grid_table(rows: Iterable[Row]) -> Table:
@@ -147,7 +122,7 @@ def grid_table(rows: Iterable[Row]) -> Table:
     quoted = any(row.paper_error is not None for row in rows)
     title = measure.title[0].upper() + measure.title[1:] + " on the test set"
     title += ": ours, and the paper's in brackets" if quoted else ""
-    return without_empty(title, columns, words=2)
+    return Table.of(title, columns, words=2)
 
 
 def channel_table(rows: Iterable[Row]) -> Table | None:
@@ -166,7 +141,7 @@ def channel_table(rows: Iterable[Row]) -> Table | None:
         ],
     }
     title = "Each target by itself: errors in its unit and relative to its standard deviation"
-    return without_empty(title, columns, words=2)
+    return Table.of(title, columns, words=2)
 
 
 def group_table(rows: Iterable[Row]) -> Table | None:
@@ -194,7 +169,7 @@ def group_table(rows: Iterable[Row]) -> Table | None:
         if any(paper):
             columns[f"{model}, paper"] = list(map(measure.text, [*paper, row.paper_error]))
     title = f"By {measure.group.lower()}: {measure.title} ({grouped[0].column})"
-    return without_empty(title, columns, words=1)
+    return Table.of(title, columns, words=1)
 
 
 def cost_table(rows: Iterable[Row]) -> Table:
@@ -216,7 +191,7 @@ def cost_table(rows: Iterable[Row]) -> Table:
             for _, cost in costs
         ],
     }
-    return without_empty("Training cost", columns, words=3)
+    return Table.of("Training cost", columns, words=3)
 
 
 def by_model(rows: Iterable[Row]) -> dict[tuple[str, ...], list[Row]]:

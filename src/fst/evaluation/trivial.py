@@ -17,10 +17,11 @@ from torch import Tensor
 from fst.data.samples import Samples
 from fst.data.source import TestSplit
 from fst.evaluation.rows import Metric
-from fst.operators import Output
 from fst.types import Domain, Observations
 
-Predictor = Callable[[Observations], Output]
+Answers = Callable[[Float[Tensor, "b q s"]], Float[Tensor, "b q c"]]
+"""Values at queries: an `Output`, or what a trivial predictor makes of observations."""
+Predictor = Callable[[Observations], Answers]
 # Observations that an interpolation is made of, and distances held at once.
 NEAREST, DISTANCES_AT_ONCE = 8, 2**22
 # Queries whose Fourier sums are held at once.
@@ -41,125 +42,98 @@ class TrainingFacts:
     frequent_class: str | None = None
 
 
-class Trivial(Output):
-    """Knows the observations, and of their values those `channels` that are targets."""
-
-    def __init__(
-        self, observations: Observations, domain: Domain, channels: Sequence[int] = (0,)
-    ) -> None:
-        self.domain, self.observations = domain, observations
-        self.targets = observations.values[..., list(channels)]  # b n c
-
-    @property
-    def like(self) -> Tensor:
-        return self.observations.positions
-
-
-class Constant(Trivial):
+def constant(
+    given: Observations, queries: Float[Tensor, "b q s"], values: tuple[float, ...]
+) -> Float[Tensor, "b q c"]:
     """One number for each target channel."""
-
-    def __init__(
-        self, observations: Observations, domain: Domain, values: tuple[float, ...]
-    ) -> None:
-        super().__init__(observations, domain, ())
-        self.values = torch.tensor(values, device=self.like.device)
-
-    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
-        return self.values.expand(*queries.shape[:2], -1)
+    return torch.tensor(values, device=queries.device).expand(*queries.shape[:2], -1)
 
 
-class ObservedMean(Trivial):
+def observed_mean(
+    given: Observations, queries: Float[Tensor, "b q s"], channels: tuple[int, ...]
+) -> Float[Tensor, "b q c"]:
     """The mean of a sample's own observations."""
-
-    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
-        mask = self.observations.mask
-        real = torch.ones_like(self.targets[..., 0]) if mask is None else mask.float()
-        mean = (self.targets * real[..., None]).sum(1) / real.sum(1)[:, None]
-        return mean[:, None].expand(-1, queries.shape[1], -1)
+    targets = given.values[..., list(channels)]  # b n c
+    real = torch.ones_like(targets[..., 0]) if given.mask is None else given.mask.float()
+    mean = (targets * real[..., None]).sum(1) / real.sum(1)[:, None]
+    return mean[:, None].expand(-1, queries.shape[1], -1)
 
 
-class InverseDistance(Trivial):
+def inverse_distance(
+    given: Observations,
+    queries: Float[Tensor, "b q s"],
+    channels: tuple[int, ...],
+    domain: Domain,
+) -> Float[Tensor, "b q c"]:
     """Shepard's interpolation: weights 1 / distance², in the unit box, of the nearest few."""
+    targets, positions = given.values[..., list(channels)], domain.to_unit(given.positions)
+    batch = torch.arange(len(queries), device=queries.device)[:, None, None]
 
-    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
-        batch, count = self.targets.shape[:2]
-        size = max(1, DISTANCES_AT_ONCE // (batch * count))
-        parts = [self._interpolated(part) for part in queries.split(size, dim=1)]
-        return torch.cat(parts, dim=1)
-
-    def _interpolated(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
-        positions = self.domain.to_unit(self.observations.positions)
-        distances = torch.cdist(self.domain.to_unit(queries), positions)  # b q n
-        if self.observations.mask is not None:
-            distances = distances.masked_fill(~self.observations.mask[:, None], torch.inf)
+    def interpolated(part: Float[Tensor, "b p s"]) -> Float[Tensor, "b p c"]:
+        distances = torch.cdist(domain.to_unit(part), positions)  # b p n
+        if given.mask is not None:
+            distances = distances.masked_fill(~given.mask[:, None], torch.inf)
         nearest, which = distances.topk(min(NEAREST, distances.shape[2]), largest=False)
         weights = nearest.clamp(min=1e-7).square().reciprocal()
         weights = weights / weights.sum(dim=2, keepdim=True)
-        batch = torch.arange(len(queries), device=queries.device)[:, None, None]
-        return (weights[..., None] * self.targets[batch, which]).sum(dim=2)
+        return (weights[..., None] * targets[batch, which]).sum(dim=2)
+
+    size = max(1, DISTANCES_AT_ONCE // positions[..., 0].numel())
+    return torch.cat([interpolated(part) for part in queries.split(size, dim=1)], dim=1)
 
 
-class FromInitial(Trivial):
-    """Predictors from the observations at the first time, sorted by position."""
+def initial_condition(
+    given: Observations,
+) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
+    """Positions and first values of the observations at the first time, sorted by position."""
+    times = given.positions[..., 0]
+    initial = (times == times.amin()).all(dim=0)  # observed at the same cells in each sample
+    positions, order = given.positions[:, initial, 1].sort(dim=1)
+    return positions, given.values[:, initial, 0].gather(1, order)
 
-    def __init__(self, observations: Observations, domain: Domain) -> None:
-        super().__init__(observations, domain)
-        times = observations.positions[..., 0]
-        initial = (times == times.amin()).all(dim=0)  # observed at the same cells in each sample
-        self.positions, order = observations.positions[:, initial, 1].sort(dim=1)  # b k
-        self.values = self.targets[:, initial, 0].gather(1, order)  # b k
 
-
-class MeanInitial(FromInitial):
+def mean_initial(given: Observations, queries: Float[Tensor, "b q 2"]) -> Float[Tensor, "b q 1"]:
     """û(t, x) = ∫ u(0, x) dx."""
+    _, values = initial_condition(given)
+    return values.mean(dim=1)[:, None, None].expand(-1, queries.shape[1], 1)
 
-    def decode(self, queries: Float[Tensor, "b q 2"]) -> Float[Tensor, "b q 1"]:
-        return self.values.mean(dim=1)[:, None, None].expand(-1, queries.shape[1], 1)
+
+def held_initial(given: Observations, queries: Float[Tensor, "b q 2"]) -> Float[Tensor, "b q 1"]:
+    """û(t, x) = u(0, x), linear between the observations at the first time."""
+    positions, values = initial_condition(given)
+    x = queries[..., 1].contiguous()
+    right = torch.searchsorted(positions, x).clamp(1, positions.shape[1] - 1)
+    (low, high), (below, above) = (
+        (each.gather(1, right - 1), each.gather(1, right)) for each in (positions, values)
+    )
+    share = ((x - low) / (high - low)).clamp(0, 1)
+    return torch.lerp(below, above, share)[..., None]
 
 
-class LinearDiffusion(FromInitial):
+def linear_diffusion(
+    given: Observations, queries: Float[Tensor, "b q 2"], diffusion: float
+) -> Float[Tensor, "b q 1"]:
     """The heat equation on periodic cells, by its Fourier series: û_k(t) = û_k(0) exp(-D (2πk)² t).
 
     `diffusion` is D over the whole time, for times from 0 to 1: (ν/π) times the last saved time.
     """
+    values = initial_condition(given)[1].double()
+    cells = values.shape[1]
+    series = torch.fft.rfft(values, norm="forward")[:, None]  # b 1 k
+    order = torch.arange(series.shape[2], device=values.device)
+    frequency = 2 * torch.pi * order.double()
+    # Of a real function: every frequency but the first and the last stands for two.
+    twice = torch.where((order == 0) | (2 * order == cells), 1.0, 2.0)
 
-    def __init__(self, observations: Observations, domain: Domain, diffusion: float) -> None:
-        super().__init__(observations, domain)
-        self.series = torch.fft.rfft(self.values.double(), norm="forward")  # b k
-        order = torch.arange(self.series.shape[1], device=self.values.device)
-        self.decay = diffusion * (2 * torch.pi * order.double()).square()  # k
-
-    def decode(self, queries: Float[Tensor, "b q 2"]) -> Float[Tensor, "b q 1"]:
-        cells = self.values.shape[1]
-        parts = [self._sum(part, cells) for part in queries.split(QUERIES_AT_ONCE, dim=1)]
-        return torch.cat(parts, dim=1).to(queries.dtype)
-
-    def _sum(self, queries: Float[Tensor, "b q 2"], cells: int) -> Float[Tensor, "b q 1"]:
-        time, along = queries.double().unbind(dim=2)
+    def summed(part: Float[Tensor, "b p 2"]) -> Float[Tensor, "b p 1"]:
+        time, along = part.double()[..., None].unbind(dim=2)  # b p 1
         position = along * (cells - 1) / cells  # from the centre of the first cell
-        order = torch.arange(self.series.shape[1], device=queries.device)
-        # Of a real function: every frequency but the first and the last stands for two.
-        twice = torch.where((order == 0) | (2 * order == cells), 1.0, 2.0)
-        phase = 2 * torch.pi * position[..., None] * order
-        size = twice * torch.exp(-self.decay * time[..., None])
-        real, imaginary = self.series.real[:, None], self.series.imag[:, None]
-        waves = size * (real * phase.cos() - imaginary * phase.sin())
-        total: Tensor = waves.sum(dim=2, keepdim=True)
+        waves = torch.complex(-diffusion * frequency.square() * time, frequency * position).exp()
+        total: Tensor = (twice * series * waves).real.sum(dim=2, keepdim=True)
         return total
 
-
-class HeldInitial(FromInitial):
-    """û(t, x) = u(0, x), linear between the observations at the first time."""
-
-    def decode(self, queries: Float[Tensor, "b q 2"]) -> Float[Tensor, "b q 1"]:
-        x = queries[..., 1].contiguous()
-        right = torch.searchsorted(self.positions, x).clamp(1, self.positions.shape[1] - 1)
-        (low, high), (below, above) = (
-            (each.gather(1, right - 1), each.gather(1, right))
-            for each in (self.positions, self.values)
-        )
-        share = ((x - low) / (high - low)).clamp(0, 1)
-        return torch.lerp(below, above, share)[..., None]
+    parts = [summed(part) for part in queries.split(QUERIES_AT_ONCE, dim=1)]
+    return torch.cat(parts, dim=1).to(queries.dtype)
 
 
 def predictors(
@@ -169,25 +143,21 @@ def predictors(
 
     `initial` says that the first of two axes is time and the whole initial condition is observed.
     """
-    domain, found = test.samples.domain, dict[str, Predictor]()
+    domain, found = test.samples.domain, dict[str, Callable[..., Tensor]]()
     if len(facts.mean) == test.samples.output_channels:
-        found["mean of the training targets"] = partial(Constant, domain=domain, values=facts.mean)
-    channels = observed_targets(test)
-    if channels is None:
-        return found
-    known: tuple[tuple[str, type[Trivial]], ...] = (
-        ("mean of the observations", ObservedMean),
-        ("inverse-distance interpolation", InverseDistance),
-    )
-    found |= {name: partial(kind, domain=domain, channels=channels) for name, kind in known}
-    if initial:
-        found["initial condition held"] = partial(HeldInitial, domain=domain)
-        found["mean of the initial condition"] = partial(MeanInitial, domain=domain)
-    if initial and facts.diffusion is not None:
-        found["linear diffusion"] = partial(
-            LinearDiffusion, domain=domain, diffusion=facts.diffusion
+        found["mean of the training targets"] = partial(constant, values=facts.mean)
+    if (channels := observed_targets(test)) is not None:
+        found["mean of the observations"] = partial(observed_mean, channels=channels)
+        found["inverse-distance interpolation"] = partial(
+            inverse_distance, channels=channels, domain=domain
         )
-    return found
+        if initial:
+            found["initial condition held"] = held_initial
+            found["mean of the initial condition"] = mean_initial
+        if initial and facts.diffusion is not None:
+            found["linear diffusion"] = partial(linear_diffusion, diffusion=facts.diffusion)
+    # Given observations, each becomes a function of queries.
+    return {name: partial(partial, predict) for name, predict in found.items()}
 
 
 def observed_targets(test: TestSplit[Samples]) -> tuple[int, ...] | None:

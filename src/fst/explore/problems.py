@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import grid_sample
 
 from fst.data import BurgersData, DarcyData, burgers, darcy
 from fst.data.cole_hopf import exact_trajectory
@@ -221,13 +222,9 @@ class DarcyProblem(Problem):
         places = torch.arange(intervals + 1) / intervals * self.data.fine
         nearest = ((places - 1) / self.stride).round().long().clamp(0, self.data.resolution - 1)
         solution = darcy.solve(painted[nearest][:, nearest][None], tolerance=1e-6)[0]
-        for kept in self.rows_and_columns(level):
-            # Linear interpolation along the first axis, which then becomes the last.
-            place = self.nodes[kept] * intervals
-            left = place.long().clamp(max=intervals - 1)
-            share = (place - left)[:, None]
-            solution = ((1 - share) * solution[left] + share * solution[left + 1]).T
-        return solution
+        rows, columns = (2 * self.nodes[kept] - 1 for kept in self.rows_and_columns(level))
+        where = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)  # h w 2
+        return grid_sample(solution[None, None], where[None], align_corners=True)[0, 0]  # linear
 
 
 class PointsProblem(Problem):

@@ -14,18 +14,20 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from fst.explore.explorer import Explorer
 from fst.explore.problems import LARGEST_DRAW, whole_number
 
 ADDRESS = "127.0.0.1"
 LARGEST_BODY = 2**20
-PAGES = {"/": "index.html", "/explore.js": "explore.js", "/plots.js": "plots.js"}
-PAGES |= {"/explore.css": "explore.css"}
+PAGES = {"/": "index.html"} | {
+    f"/{name}": name for name in ("explore.js", "plots.js", "explore.css")
+}
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
@@ -44,42 +46,29 @@ class SupersededError(Exception):
     """A newer request has come: nobody waits for this one."""
 
 
-class SameOrigin:
-    """Refuse requests that another page makes, or that reach us by another name."""
-
-    def __init__(self, app: ASGIApp, port: int) -> None:
-        self.app = app
-        self.hosts = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                added = [(name.lower().encode(), text.encode()) for name, text in HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *added]}
-            await send(message)
-
-        headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
-        hosts = [value.lower() for name, value in headers if name == b"host"]
-        origins = [value.lower() for name, value in headers if name == b"origin"]
-        allowed = {f"http://{host}" for host in self.hosts}
-        if scope["type"] != "http" or len(hosts) != 1 or hosts[0] not in self.hosts:
-            refusal = JSONResponse({"error": "this page answers to its own address only"}, 403)
-            await refusal(scope, receive, send_with_headers)
-        elif not allowed.issuperset(origins):
-            refusal = JSONResponse({"error": "requests of other pages are refused"}, 403)
-            await refusal(scope, receive, send_with_headers)
-        else:
-            await self.app(scope, receive, send_with_headers)
-
-
 def make_app(explorers: Explorers, port: int) -> ASGIApp:
     """The application; `port` is part of the only host names it answers to."""
     worker = ThreadPoolExecutor(max_workers=1)  # one computation at a time
     newest = 0
+    hosts = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
+    pages = {f"http://{host}" for host in hosts}
+
+    async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        """Refuse requests that another page makes, or that reach us by another name."""
+        named, origins = (
+            [value.lower() for value in request.headers.getlist(name)]
+            for name in ("host", "origin")
+        )
+        if len(named) != 1 or named[0] not in hosts:
+            response: Response = JSONResponse(
+                {"error": "this page answers to its own address only"}, 403
+            )
+        elif not pages.issuperset(origins):
+            response = JSONResponse({"error": "requests of other pages are refused"}, 403)
+        else:
+            response = await call_next(request)
+        response.headers.update(HEADERS)
+        return response
 
     async def compute(request: Request, work: Callable[[Explorer], Any]) -> Response:
         def on_its_model() -> Any:
@@ -139,7 +128,7 @@ def make_app(explorers: Explorers, port: int) -> ASGIApp:
     routes = [Route(path, page) for path in PAGES]
     routes += [Route("/about", about), Route("/draw", draw)]
     routes += [Route("/answer", answer, methods=["POST"])]
-    return SameOrigin(Starlette(routes=routes), port)
+    return BaseHTTPMiddleware(Starlette(routes=routes), guard)
 
 
 def listen(port: int) -> socket.socket:

@@ -1,22 +1,40 @@
-"""fst results: the page is what the kept rows say, and the committed page is up to date."""
+"""The page of results is what the kept rows say, and the committed page is up to date."""
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fst.cli import USER_ERROR, main
-from fst.commands.results import BEGIN, END, ablation_table, claim_table, verdict, write_results
 from fst.data.files import DataError
 from fst.evaluation.comparison import Comparison, Result, Score
+from fst.evaluation.rows import Row, write_rows
 
 ROOT = Path(__file__).parents[2]
+BENCHMARKS = str(ROOT / "benchmarks")
+BEGIN, END = "<!-- written by benchmarks/results.py -->", "<!-- end of results -->"
 RECORD = {
     "run": "a", "task": "burgers-single", "model": "FST", "recipe": "fast/burgers-single/fst",
     "seed": 7, "seconds": 58.2, "steps": 3000, "error": 0.02, "paper_error": 0.04185,
     "nearest": {"4": 0.3, "16": 0.021}, "hardware": "NVIDIA H200", "torch": "2.11.0",
     "commit": "abcdef0123456789", "modified": False, "curve": [],
 }  # fmt: skip
+ROW = Row(
+    run="a", recipe="fast/burgers-single/fst", task="burgers-single", model="FST", seed=7,
+    git_hash=None, parameters=10, split="test", grid=(201, 1024), neighbors=None, samples=2,
+    error=0.02, paper_error=None, errors=(0.01, 0.03), groups=(), protocol="p", fst_version="0",
+    torch_version="2", device="cuda", training=None,
+)  # fmt: skip
+SUMMARY = {
+    "steps": 3000, "seconds": 100.0, "update_seconds": 58.25, "selected_step": 3000,
+    "validation_error": 0.021,
+}  # fmt: skip
+ENVIRONMENT = {
+    "git": {"commit": "abc", "modified": False},
+    "versions": {"torch": "2.11.0"},
+    "hardware": {"cpus": 16, "gpus": [{"name": "NVIDIA H200"}]},
+}
 
 
 def result(model: str, error: float, number: int = 1) -> Result:
@@ -35,6 +53,15 @@ def ablation(names, error: float, number: int = 1, **more) -> dict:
         "error": error, "nearest": {"16": 2 * error}, "hardware": "NVIDIA H200",
         "torch": "2.11.0", "commit": "ab", **more,
     }  # fmt: skip
+
+
+@pytest.fixture
+def module(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    sys.modules.pop("results", None)
+    import results
+
+    return results
 
 
 @pytest.fixture
@@ -60,10 +87,10 @@ def results(tmp_path):
     return folder
 
 
-def test_the_page_says_what_the_rows_say(results, tmp_path):
+def test_the_page_says_what_the_rows_say(module, results, tmp_path):
     out, readme = tmp_path / "docs" / "results.md", tmp_path / "README.md"
-    words = ["results", str(results), "--out", str(out), "--readme", str(readme)]
-    assert main(words) == 0
+    words = [str(results), "--out", str(out), "--readme", str(readme)]
+    module.main(words)
     text = out.read_text()
     for expected in (
         "| fast/burgers-single/fst | FST | 7 | 3,000 | 58.2 | 0.02000 | 0.04185 | abcdef0123 |",
@@ -88,45 +115,98 @@ def test_the_page_says_what_the_rows_say(results, tmp_path):
     assert "old" not in short
     assert "2 minutes for each model: FST 0.03000, FNO 0.05000." in short
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
-    assert main(words) == 0
+    module.main(words)
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_ablations_stand_beside_the_papers(results):
+def test_ablations_stand_beside_the_papers(module, results):
     rows = [json.loads(line) for line in (results / "ablations/rows.jsonl").read_text().split("\n")]
-    lines = {line[0]: line[1:] for line in ablation_table(rows).lines}
+    lines = {line[0]: line[1:] for line in module.ablation_table(rows).lines}
     assert len(lines) == 14
     assert lines["refine-4"] == lines["anchors-adaptive-fixed-32"]
     assert lines["refine-4"][:4] == ("0.04069", "0.04000 ± 0.01414", "0.08000 ± 0.02828", "2")
     assert lines["refine-8"][1:4] == ("–", "–", "0")
-    found = {line[0]: line[1:] for line in claim_table(rows).lines}
+    found = {line[0]: line[1:] for line in module.claim_table(rows).lines}
     assert found["Four refinement steps, not one"] == ("-34.5%", "-33.3%", "yes")
     assert found["Observations in every step"][2] == "not decided by these seeds"
     assert found["Four refinement steps, not eight"][1:] == ("–", "not measured")
-    assert verdict([0.5], [0.4, 0.3]) == "no"
+    assert module.verdict([0.5], [0.4, 0.3]) == "no"
 
 
-def test_mistakes_are_named_and_nothing_is_lost(results, tmp_path, capsys):
+def test_mistakes_are_named_and_nothing_is_lost(module, results, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("no marks")
     with pytest.raises(DataError, match="expected one line"):
-        write_results(results, tmp_path / "page.md", readme)
+        module.write_results(results, tmp_path / "page.md", readme)
     assert readme.read_text() == "no marks"
     with pytest.raises(DataError, match="absent.md: there is no such file"):
-        write_results(results, tmp_path / "other.md", tmp_path / "absent.md")
+        module.write_results(results, tmp_path / "other.md", tmp_path / "absent.md")
     assert not (tmp_path / "other.md").exists()
     (results / "ablations" / "rows.jsonl").write_text("{")
-    assert main(["results", str(results), "--out", str(tmp_path / "page.md")]) == USER_ERROR
-    assert "rows.jsonl: expected one JSON object a line" in capsys.readouterr().err
-    assert main(["results", str(tmp_path / "none")]) == USER_ERROR
-    assert "there is no such folder of results" in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"rows.jsonl: expected one JSON object a line"):
+        module.main([str(results), "--out", str(tmp_path / "page.md")])
+    with pytest.raises(DataError, match="there is no such folder of results"):
+        module.main([str(tmp_path / "none")])
 
 
-def test_the_committed_page_is_up_to_date(tmp_path):
-    """After new rows: fst results --readme README.md."""
+def test_the_committed_page_is_up_to_date(module, tmp_path):
+    """After new rows: python benchmarks/results.py --readme README.md."""
     (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
-    write_results(ROOT / "results", tmp_path / "docs/results.md", tmp_path / "README.md")
+    module.write_results(ROOT / "results", tmp_path / "docs/results.md", tmp_path / "README.md")
     for name in ("README.md", "docs/results.md"):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text()
     drawn = {path.name for path in (tmp_path / "docs").rglob("*.svg")}
     assert drawn == {path.name for path in (ROOT / "docs/images").glob("error-over-seconds-*.svg")}
+
+
+def scored(folder, **changes):
+    folder.mkdir()
+    row = replace(ROW, run=folder.name, **changes)
+    coarse = replace(row, grid=(32, 32), error=0.5, errors=(0.5, 0.5))
+    local = replace(row, neighbors=16, error=0.6, errors=(0.6, 0.6))
+    write_rows(folder / "results" / "rows.json", [coarse, local, row])
+    (folder / "summary.json").write_text(json.dumps(SUMMARY))
+    (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    lines = [{"kind": "validation", "step": step, "error": 30 / step} for step in (1500, 3000)]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return folder
+
+
+def test_the_finest_grid_with_all_anchors_counts(module, tmp_path):
+    out = tmp_path / "kept" / "records.json"
+    (record,) = module.write_records([scored(tmp_path / "a")], out)
+    assert module.read_records(out) == [json.loads(json.dumps(record))]
+    assert record["error"] == 0.02
+    assert record["seconds"] == 58.2
+    expected = {
+        "task": "burgers-single", "model": "FST", "recipe": "fast/burgers-single/fst", "seed": 7,
+        "steps": 3000, "hardware": "NVIDIA H200", "commit": "abc",
+    }  # fmt: skip
+    assert {name: record[name] for name in expected} == expected
+    assert module.read_records(out)[0]["nearest"] == {"16": 0.6}
+    assert record["curve"] == ((29.12, 0.02), (58.25, 0.01))  # seconds of updates
+
+
+def test_runs_are_added_and_replaced(module, tmp_path):
+    out = tmp_path / "records.json"
+    module.write_records([scored(tmp_path / "a"), scored(tmp_path / "b", seed=8)], out)
+    other = tmp_path / "other"
+    other.mkdir()
+    module.write_records([scored(other / "a", seed=9)], out)
+    assert [(each["run"], each["seed"]) for each in module.read_records(out)] == [
+        ("a", 9),
+        ("b", 8),
+    ]
+
+
+def test_mistaken_runs_are_named_and_nothing_is_overwritten(module, tmp_path):
+    out = tmp_path / "records.json"
+    out.write_text("[1]")
+    with pytest.raises(DataError, match="does not hold records"):
+        module.write_records([scored(tmp_path / "a")], out)
+    assert out.read_text() == "[1]"
+    (tmp_path / "a" / "summary.json").write_text("{}")
+    with pytest.raises(DataError, match="does not say the seconds of its updates"):
+        module.write_records([tmp_path / "a"], tmp_path / "new.json")
+    with pytest.raises(DataError, match="no such run folder"):
+        module.main([str(tmp_path / "results"), "--add", str(tmp_path / "b")])

@@ -1,8 +1,9 @@
-"""`fst records`, `fst report` and `fst results`: what scored runs reached, as files and pages.
+"""The page of results, its figures and its short form, from the rows that this repository keeps.
 
-`fst results` writes the page of results, its figures and its short form from the rows kept:
+    python benchmarks/results.py --readme README.md               # after new rows
+    python benchmarks/results.py --add RUN... --readme README.md  # with scored runs added to them
 
-RESULTS/records.json                          scored runs (`fst records`)
+RESULTS/records.json                          scored runs (--add)
 RESULTS/comparisons/NAME/comparison.json      models on equal terms (`fst compare`)
 RESULTS/ablations/rows.jsonl                  benchmarks/ablations.py
 RESULTS/pdebench/rows.jsonl                   benchmarks/pdebench_check.py
@@ -11,23 +12,22 @@ Leaves: OUT (Markdown), a figure of error over seconds for each comparison in OU
 part of README between two marks. No number on the page is written by hand.
 """
 
+import argparse
 import io
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from fst import pretrained
 from fst.data.files import DataError, reading
 from fst.evaluation.comparison import Comparison, Result
-from fst.evaluation.figures import error_over_seconds
-from fst.evaluation.report import report as write_report
+from fst.evaluation.figures import STYLE, chart, draw_line, new_figure
 from fst.evaluation.rows import (
     METRICS,
     NOTHING,
@@ -45,7 +45,7 @@ from fst.io import read_object, write_list, write_text
 from fst.recipes import ablation
 from fst.terminal import markdown
 
-BEGIN, END = "<!-- written by fst results -->", "<!-- end of results -->"
+BEGIN, END = "<!-- written by benchmarks/results.py -->", "<!-- end of results -->"
 COMMIT = 10  # characters of it that are shown
 Values = dict[str, Any]
 Columns = dict[str, Callable[[Values], str]]
@@ -68,22 +68,6 @@ CLAIMS = (
     Claim("Four refinement steps, not eight", "refine-4", "refine-8"),
     Claim("Observations in every step", "refine-4", "observe-first"),
 )  # fmt: skip
-
-
-def report(runs: Sequence[Path], *, out: Path, console: Console) -> None:
-    console.print(f"wrote {write_report(list(runs), out)}")
-
-
-def records(runs: Sequence[Path], *, out: Path, console: Console) -> None:
-    if not runs:
-        raise ValueError("name at least one run: fst records RUN... --out FILE")
-    for each in write_records(list(runs), out):
-        console.print(f"{each['run']}: {each['error']:.5f} after {each['seconds']:g} s of updates")
-
-
-def results(folder: Path, *, out: Path, readme: Path | None, console: Console) -> None:
-    for path in write_results(folder, out, readme):
-        console.print(f"wrote {path}")
 
 
 def write_records(runs: list[Path], out: Path) -> list[Values]:
@@ -189,6 +173,24 @@ def write_results(results: Path, out: Path, readme: Path | None = None) -> list[
     return written
 
 
+@matplotlib.rc_context(STYLE)
+def error_over_seconds(
+    models: Mapping[str, Sequence[Sequence[tuple[float, float]]]], title: str
+) -> Figure | None:
+    """Validation error over seconds of updates, a line for each seed; None without any."""
+    if not models:
+        return None
+    figure, axes = new_figure(1, 1, width=7.0, row_height=3.6)
+    for index, (name, curves) in enumerate(models.items()):
+        for number, curve in enumerate(curves):
+            seconds, errors = zip(*curve, strict=True)
+            draw_line(axes[0, 0], seconds, errors, index, "_" if number else name)
+    axes[0, 0].set_xlim(left=0)
+    across, up = "seconds of updates, compilation apart", "validation error (relative L2)"
+    chart(axes[0, 0], (), xlabel=across, ylabel=up, title=title)
+    return figure
+
+
 @matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fst"})
 def svg(figure: Figure) -> str:
     """The same text for the same figure: no date, no random names, letters as text."""
@@ -204,10 +206,10 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
     records, ablations = _records(results), read_lines(results / "ablations" / "rows.jsonl")
     tried = read_lines(results / "pdebench" / "rows.jsonl")
     parts = [
-        "# Results\n\nWritten by `fst results` from the rows under `results/`. Errors are the mean "
-        "relative L2 on the test set, on its full grid, scored once for each run. All data were "
-        "generated here by the law of the published ones, which were not available to us: the "
-        "paper's numbers beside ours are from its own data and its own, longer training.\n"
+        "# Results\n\nWritten by `benchmarks/results.py` from the rows under `results/`. Errors "
+        "are the mean relative L2 on the test set, on its full grid, scored once for each run. All "
+        "data were generated here by the law of the published ones, which were not available to "
+        "us: the paper's numbers beside ours are from its own data and its own, longer training.\n"
     ]
     if records:
         parts.append(f"## Runs\n\n{record_table(records).markdown()}{_environments(records)}")
@@ -246,7 +248,7 @@ def short(results: Path, comparisons: dict[str, Comparison]) -> str:
     """Each recipe with the mean over its seeds, and the comparisons at equal time."""
     same = ("recipe", "steps", "hardware")
     runs = grouped(_records(results), lambda each: tuple(each[name] for name in same))
-    table = Table.of(
+    table = _table(
         "",
         runs.values(),
         {
@@ -286,7 +288,7 @@ def record_table(records: Sequence[Values]) -> Table:
         "Commit": _commit,
     }
     ordered = sorted(records, key=lambda each: (each["task"], each["seconds"]))
-    return Table.of("Scored runs", ordered, columns, words=2)
+    return _table("Scored runs", ordered, columns, words=2)
 
 
 def _comparison(name: str, comparison: Comparison) -> str:
@@ -404,7 +406,15 @@ def pdebench_table(rows: Sequence[Values]) -> Table:
         "Relative L2": lambda row: _error(row["error"]),
         "Commit": lambda row: _commit(row.get("git") or {}),
     }
-    return Table.of("PDEBench", found.values(), columns, words=3)
+    return _table("PDEBench", found.values(), columns, words=3)
+
+
+def _table(
+    title: str, items: Iterable[Any], columns: Mapping[str, Callable[[Any], str]], words: int
+) -> Table:
+    """One line for each item."""
+    lines = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
+    return Table(title, tuple(columns), lines, words)
 
 
 def figure_name(comparison: str) -> str:
@@ -466,3 +476,23 @@ def _change(better: Sequence[float], worse: Sequence[float]) -> str:
     if not better or not worse:
         return NOTHING
     return f"{statistics.fmean(better) / statistics.fmean(worse) - 1:+.1%}"
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path, nargs="?", default=Path("results"))
+    parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="RUN")
+    parser.add_argument("--out", type=Path, default=Path("docs/results.md"))
+    parser.add_argument("--readme", type=Path, help="its part between two marks is replaced")
+    options = parser.parse_args(given)
+    if options.add:
+        for each in write_records(options.add, options.results / "records.json"):
+            print(f"{each['run']}: {each['error']:.5f} after {each['seconds']:g} s of updates")
+    for path in write_results(options.results, options.out, options.readme):
+        print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
