@@ -107,9 +107,8 @@ def read_observations(
         if path.suffix in POINT_FILES:
             file = read_points(path)
             rows = np.arange(len(file))
-            numbers = file.conditions(rows)
-            positions, values, mask = _padded(file.observations(rows))
-            given = None if numbers is None else torch.from_numpy(numbers)
+            positions, values, mask = Ragged.of(*file.observations(rows)).take()
+            given = torch.from_numpy(file.conditions(rows)) if file.condition else None
             observations = Observations(positions, values, given, mask)
         elif path.suffix == ".npz":
             observations = _npz_observations(path)
@@ -146,7 +145,7 @@ def read_queries(source: Path | str, domain: Domain, labels: Labels | None = Non
             return grid_queries(str(source), domain)
         if path.suffix in POINT_FILES:
             file = read_points(path)
-            positions, _, mask = _padded(file.queries(np.arange(len(file))))
+            positions, _, mask = Ragged.of(*file.queries(np.arange(len(file)))).take()
         elif path.suffix == ".npz":
             positions = _batched("queries", _read_npz(path, ("queries",))["queries"])
         elif path.suffix == ".csv":
@@ -174,12 +173,6 @@ def grid_queries(text: str, domain: Domain) -> Queries:
     axes = [torch.linspace(0, 1, count) for count in counts]
     unit = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
     return Queries(domain.from_unit(unit[None]), grid=counts)
-
-
-def _padded(points: tuple[Array, Array, Array]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows of unequal length as one batch, with a mask where they are unequal."""
-    ragged = Ragged.of(*map(torch.from_numpy, points))
-    return ragged.take(torch.arange(len(ragged.sizes)), None)
 
 
 def _npz_observations(path: Path) -> Observations:

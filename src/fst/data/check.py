@@ -71,10 +71,9 @@ class _Channels:
     def __init__(self, labels: tuple[point_files.Label, ...]) -> None:
         self.ranges = {label: _Range() for label in labels}
 
-    def see(self, block: np.ndarray | None) -> None:
-        if block is not None:
-            for found, column in zip(self.ranges.values(), block.T, strict=True):
-                found.see(column)
+    def see(self, block: np.ndarray) -> None:
+        for found, column in zip(self.ranges.values(), block.T, strict=True):
+            found.see(column)
 
     def __str__(self) -> str:
         lines = [f"{_names((label,))}: {found}" for label, found in self.ranges.items()]

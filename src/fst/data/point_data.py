@@ -5,10 +5,9 @@ file names or, where it names none, splits drawn by seed. Channels, axes and dom
 `PointData.describe` gives them to whoever builds the model.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +21,13 @@ from fst.data.point_files import (
     BLOCK_POINTS,
     PointFile,
     Points,
-    PointSample,
     check_trainable,
     read_points,
 )
 from fst.data.point_samples import PointSamples, StreamedPoints
 from fst.data.samples import Samples, Storage, stays_resident
 from fst.data.source import DataSource, Partition, Recipe, TestSplit, looked_at
-from fst.types import Domain, check_fields
+from fst.types import check_fields
 
 _MOST_WORKERS = 8
 _DIGESTED_BYTES = 8 * 2**30  # of a split that is read whole to be known again
@@ -97,9 +95,7 @@ class PointData(DataSource):
         """Those of training and validation; without channels where there are none."""
         file = self.describe(folder)
         partition = self.partition(file)
-        rows = np.concatenate((partition.training, partition.validation))
-        found = file.conditions(rows)
-        return np.empty((len(rows), 0), np.float32) if found is None else found
+        return file.conditions(np.concatenate((partition.training, partition.validation)))
 
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
@@ -239,30 +235,7 @@ GRID_TOLERANCE = 1e-2
 FIXED = {"value_channels": 1, "output_channels": 1, "condition_channels": 0}
 
 
-@runtime_checkable
-class Functions(Protocol):
-    """What of functions decides the settings of a model: a `PointFile`, or samples in memory."""
-
-    @property
-    def path(self) -> Path | str: ...
-    @property
-    def domain(self) -> Domain: ...
-    @property
-    def value_channels(self) -> int: ...
-    @property
-    def output_channels(self) -> int: ...
-    @property
-    def condition_channels(self) -> int: ...
-    @property
-    def observation_offsets(self) -> Int[np.ndarray, " m"]: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, row: int) -> PointSample: ...
-    def blocks(self) -> Iterator[Int[np.ndarray, " k"]]: ...
-    def observations(self, rows: Int[np.ndarray, " n"]) -> Points: ...
-    def queries(self, rows: Int[np.ndarray, " n"]) -> Points: ...
-
-
-def settings_for(model: Any, file: Functions) -> dict[str, Any]:
+def settings_for(model: Any, file: PointFile) -> dict[str, Any]:
     """The settings of a model's configuration that follow from functions."""
     decided = _decided(file, model)
     if hasattr(model, "modes"):
@@ -270,7 +243,7 @@ def settings_for(model: Any, file: Functions) -> dict[str, Any]:
     return decided | anchor_layout(model, file.domain.axes)
 
 
-def _decided(file: Functions, model: Any) -> dict[str, Any]:
+def _decided(file: PointFile, model: Any) -> dict[str, Any]:
     """The settings of a model that a file decides; an error where the model cannot take it."""
     name = type(model).__name__.removesuffix("Config")
     found: dict[str, Any] = {"low": file.domain.low, "high": file.domain.high}
@@ -291,7 +264,7 @@ def _decided(file: Functions, model: Any) -> dict[str, Any]:
     return found
 
 
-def _shared_observations(file: Functions, name: str) -> int:
+def _shared_observations(file: PointFile, name: str) -> int:
     """How many observations every sample has, if they lie at the same points."""
     first = file.observations(np.arange(1)).positions
     counts = np.diff(file.observation_offsets)
@@ -306,7 +279,7 @@ def _shared_observations(file: Functions, name: str) -> int:
     )
 
 
-def _grid(file: Functions, name: str) -> tuple[int, ...]:
+def _grid(file: PointFile, name: str) -> tuple[int, ...]:
     """The regular grid over the whole domain on which all points of the file lie."""
     low, high = np.array(file.domain.low), np.array(file.domain.high)
     first = np.asarray(file[0].queries)
@@ -328,7 +301,7 @@ def _grid(file: Functions, name: str) -> tuple[int, ...]:
     return shape
 
 
-def _differences(model: Any, file: Functions) -> dict[str, tuple[Any, Any]]:
+def _differences(model: Any, file: PointFile) -> dict[str, tuple[Any, Any]]:
     """Where a model does not fit a file: by name, what the model has and what the file has."""
     pairs = {name: (getattr(model, name), value) for name, value in _decided(file, model).items()}
     return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}

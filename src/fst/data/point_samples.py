@@ -61,12 +61,14 @@ class Ragged:
     @classmethod
     def of(
         cls,
-        positions: Float[Tensor, "p s"],
-        values: Float[Tensor, "p v"],
-        sizes: Int[Tensor, " n"],
+        positions: Float[Tensor, "p s"] | Float[np.ndarray, "p s"],
+        values: Float[Tensor, "p v"] | Float[np.ndarray, "p v"],
+        sizes: Int[Tensor, " n"] | Int[np.ndarray, " n"],
         *,
         limits: tuple[int, int] | None = None,
     ) -> Self:
+        """Of `Points`, or of tensors as they are."""
+        positions, values, sizes = map(torch.as_tensor, (positions, values, sizes))
         limits = limits or (int(sizes.min()), int(sizes.max()))
         return cls(positions, values, sizes.cumsum(dim=0) - sizes, sizes, *limits)
 
@@ -80,9 +82,14 @@ class Ragged:
         )
 
     def take(
-        self, rows: Int[Tensor, " b"], chosen: Int[Tensor, "b k"] | None = None
+        self, rows: Int[Tensor, " b"] | None = None, chosen: Int[Tensor, "b k"] | None = None
     ) -> tuple[Float[Tensor, "b k s"], Float[Tensor, "b k v"], Bool[Tensor, "b k"] | None]:
-        """Positions and values of the rows' points `chosen`, and which of those points exist."""
+        """Positions and values of the rows' points `chosen`, and which of those points exist.
+
+        Without `rows` or `chosen` all of them.
+        """
+        if rows is None:
+            rows = torch.arange(len(self.sizes), device=self.sizes.device)
         if chosen is None:
             chosen = torch.arange(self.longest, device=rows.device).expand(len(rows), -1)
         real = None
@@ -120,16 +127,15 @@ class PointSamples(Samples):
 
         Targets that are `learned` together must also be of similar sizes.
         """
-        condition = file.conditions(rows)
         observed, queried = file.observations(rows), file.queries(rows)
         check = TargetCheck(file)
         check.see(rows, queried)
         check.finish(learned=learned)
         return cls(
             file.domain,
-            Ragged.of(*map(torch.from_numpy, observed)),
-            Ragged.of(*map(torch.from_numpy, queried)),
-            None if condition is None else torch.from_numpy(condition),
+            Ragged.of(*observed),
+            Ragged.of(*queried),
+            torch.from_numpy(file.conditions(rows)) if file.condition else None,
         )
 
     def __len__(self) -> int:
@@ -217,8 +223,7 @@ class StreamedPoints(Streamed, Samples):
         self.output_channels = file.output_channels
         self._observed = _limits(file.observation_offsets, rows)
         self._queried = _limits(file.query_offsets, rows)
-        condition = file.conditions(rows)
-        self.condition = None if condition is None else torch.from_numpy(condition)
+        self.condition = torch.from_numpy(file.conditions(rows)) if file.condition else None
         self._statistics: Statistics | None = None
         self._opened: tuple[int, h5py.File] | None = None
 
@@ -236,11 +241,10 @@ class StreamedPoints(Streamed, Samples):
         if asked.seed is not None and asked.queries is not None and asked.queries < limits[1]:
             limits = min(limits[0], asked.queries), asked.queries
             chosen = _drawn(queried.sizes, index, asked.queries, asked.seed)
-        every = torch.arange(len(rows))
-        positions, values, mask = _ragged(observed, self._observed).take(every)
+        positions, values, mask = Ragged.of(*observed, limits=self._observed).take()
         condition = None if self.condition is None else self.condition[index]
         observations = Observations(positions, values, condition, mask)
-        return Batch(observations, *_ragged(queried, limits).take(every, chosen))
+        return Batch(observations, *Ragged.of(*queried, limits=limits).take(chosen=chosen))
 
     def _open(self) -> h5py.File:
         """The file, opened once in every process: HDF5's handles do not survive a fork."""
@@ -266,11 +270,6 @@ class StreamedPoints(Streamed, Samples):
 def _limits(offsets: np.ndarray, rows: np.ndarray) -> tuple[int, int]:
     sizes = np.diff(offsets)[rows]
     return int(sizes.min()), int(sizes.max())
-
-
-def _ragged(points: Points, limits: tuple[int, int]) -> Ragged:
-    positions, values, sizes = map(torch.from_numpy, points)
-    return Ragged.of(positions, values, sizes, limits=limits)
 
 
 def _drawn(sizes: np.ndarray, rows: np.ndarray, count: int, seed: int) -> Int[Tensor, "b k"]:
