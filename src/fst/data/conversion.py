@@ -70,9 +70,7 @@ def from_xarray(
     `sample` is the dimension that counts functions; the others are the axes.
     """
     if isinstance(data, str | Path):
-        xarray = optional_package("xarray", "netcdf")
-        with reading(Path(data), "a netCDF file"), xarray.open_dataset(data) as opened:
-            return from_xarray(opened.load(), values, targets, sample=sample, condition=condition)
+        data = read_netcdf(Path(data))
     names = [*values, *targets, *condition]
     missing = [name for name in names if name not in data]
     if missing or not targets or sample not in data[targets[0]].dims:
@@ -159,15 +157,9 @@ def from_meshes(
     which all points of all meshes agree, as z in a plane, is left out. Triangles (quadrilaterals
     are divided) are kept for pictures.
     """
-    meshio = optional_package("meshio", "mesh")
     if isinstance(meshes, str | Path):
         raise TypeError(f"meshes must be a sequence with one a sample, got {meshes!r}")
-    opened = []
-    for mesh in meshes:
-        if isinstance(mesh, str | Path):
-            with reading(Path(mesh), "a mesh that meshio reads"):
-                mesh = meshio.read(mesh)
-        opened.append(mesh)
+    opened = [read_mesh(Path(m)) if isinstance(m, str | Path) else m for m in meshes]
     if not opened:
         raise ValueError("meshes must hold at least one mesh, got none")
     everywhere = np.concatenate([mesh.points for mesh in opened])
@@ -252,6 +244,20 @@ def bounding_box(samples: Sequence[PointSample]) -> Domain:
     low = np.min([points.min(axis=0) for points in everywhere], axis=0)
     high = np.max([points.max(axis=0) for points in everywhere], axis=0)
     return Domain(tuple(low.tolist()), tuple(high.tolist()))
+
+
+def read_mesh(path: Path) -> Any:
+    """One mesh, by meshio."""
+    meshio = optional_package("meshio", "mesh")
+    with reading(path, "a mesh that meshio reads"):
+        return meshio.read(path)
+
+
+def read_netcdf(path: Path) -> Any:
+    """A netCDF file as an xarray `Dataset`, in memory."""
+    xarray = optional_package("xarray", "netcdf")
+    with reading(path, "a netCDF file"), xarray.open_dataset(path) as opened:
+        return opened.load()
 
 
 def optional_package(name: str, extra: str) -> Any:
