@@ -87,6 +87,16 @@ def check_tensor(name: str, value: object, shape: str, *, dtype: torch.dtype | N
         raise ValueError(f"{name} must have shape ({shape}), got {tuple(value.shape)}")
 
 
+def check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
+    """Raise where a number is NaN or infinite, save at points that a mask hides."""
+    finite = torch.isfinite(value).all(dim=-1)
+    if mask is not None:
+        finite = finite | ~mask
+    if not bool(finite.all()):
+        where: Sequence[int] = (~finite).nonzero()[0].tolist()
+        raise ValueError(f"{name} must be finite, got NaN or infinity at index {tuple(where)}")
+
+
 def check_alike(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
     """Raise unless two tensors share their device and, but for masks, their dtype."""
     if value.device != other.device:
@@ -244,12 +254,12 @@ def check_observations(
         if not condition:
             raise ValueError("condition was given, but this model takes none")
         _check_size("condition", observations.condition, condition, "condition channels")
-        _check_finite("condition", observations.condition)
+        check_finite("condition", observations.condition)
     mask = observations.mask
     if mask is not None and not bool(mask.any(dim=1).all()):
         empty = (~mask.any(dim=1)).nonzero()[0].item()
         raise ValueError(f"mask leaves sample {empty} without a single real observation")
-    _check_finite("values", observations.values, mask)
+    check_finite("values", observations.values, mask)
     _check_inside("positions", observations.positions, domain, mask)
 
 
@@ -302,22 +312,13 @@ def _check_size(name: str, value: Tensor, expected: int, what: str) -> None:
         )
 
 
-def _check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
-    finite = torch.isfinite(value).all(dim=-1)
-    if mask is not None:
-        finite = finite | ~mask
-    if not bool(finite.all()):
-        where: Sequence[int] = (~finite).nonzero()[0].tolist()
-        raise ValueError(f"{name} must be finite, got NaN or infinity at index {tuple(where)}")
-
-
 def _check_inside(name: str, value: Tensor, domain: Domain, mask: Tensor | None = None) -> None:
     low, high = domain.widened(DOMAIN_TOLERANCE).edges(value)
     inside = ((value >= low) & (value <= high)).all(dim=-1)
     if mask is not None:
         inside = inside | ~mask
     if not bool(inside.all()):  # nor is NaN or infinity
-        _check_finite(name, value, mask)
+        check_finite(name, value, mask)
         where = tuple((~inside).nonzero()[0].tolist())
         raise ValueError(
             f"{name} must lie in the domain {domain.low} to {domain.high}, "

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fst.types import check_argument
+from fst.types import check_argument, check_finite, check_tensor
 
 VISCOSITIES = (0.001, 0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 1.0, 2.0, 4.0)
 # Just below Harten's bound of ½, and no round number: were speeds that are round numbers to ask for
@@ -160,22 +160,14 @@ def _checked(
     """The viscosities, one a row, and the times, in float64; raises on what cannot be solved."""
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
-    for name, value in (("initial", initial), ("times", times)):
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"{name} must be a tensor of real numbers, got {got}")
-    if initial.ndim != 2 or initial.shape[1] < 2:
+    for name, value, shape in (("initial", initial, "b n"), ("times", times, "t")):
+        check_tensor(name, value, shape)
+        check_finite(name, value)
+    if initial.shape[1] < 2:
         raise ValueError(f"initial must be (b n) with n at least 2, got {tuple(initial.shape)}")
-    if not initial.isfinite().all():
-        raise ValueError("initial must be finite, got NaN or infinity")
-    if times.ndim != 1 or len(times) == 0:
-        raise ValueError(f"times must be (t,) with at least one entry, got {tuple(times.shape)}")
     moments = times.tolist()
-    if not times.isfinite().all() or moments[0] < 0:
-        raise ValueError(f"times must be finite and at least 0, got {min(moments)} among them")
-    for earlier, later in pairwise(moments):
-        if earlier >= later:
-            raise ValueError(f"times must increase, got {earlier} before {later}")
+    if not moments or moments[0] < 0 or any(a >= b for a, b in pairwise(moments)):
+        raise ValueError(f"times must be some that increase from at least 0, got {moments!s:.80}")
     if not isinstance(viscosity, Tensor):
         check_argument("viscosity", viscosity, float)
     viscosities = torch.as_tensor(viscosity, dtype=torch.float64, device=initial.device)

@@ -222,6 +222,17 @@ def first_not_finite(rows: np.ndarray) -> int | None:
     return None if finite.all() else int(np.argmin(finite))
 
 
+def check_rows_finite(
+    path: Path, what: str, numbers: np.ndarray, rows: Int[np.ndarray, " n"]
+) -> None:
+    """Raise where one of the numbered `rows` holds NaN or infinity; `what` says what a row is."""
+    bad = first_not_finite(numbers)
+    if bad is not None:
+        raise DataError(
+            f"{path}: {what} {rows[bad]} holds NaN or infinity; expected finite numbers"
+        )
+
+
 def runs(rows: Int[np.ndarray, " n"], most: int | None = None) -> Iterator[slice]:
     """Positions of neighbouring rows, which can be read at once, so many at most."""
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1

@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike
 
 from fst.data.files import (
     DataError,
-    first_not_finite,
+    check_rows_finite,
     part_of,
     reading_hdf5,
     runs,
@@ -201,7 +201,7 @@ class PointFile:
         # Conditions are a few numbers a sample: all of them are read, and the rows taken.
         with reading_hdf5(self.path, LAYOUT) as file:
             conditions: np.ndarray = file["condition"][:].astype(np.float32)[rows]
-        _check_rows_finite(self.path, "condition", conditions, rows)
+        check_rows_finite(self.path, "condition of sample", conditions, rows)
         return conditions
 
     def _points(
@@ -220,7 +220,8 @@ class PointFile:
                     source = np.s_[offsets[rows[first]] : offsets[rows[last] + 1]]
                     target = np.s_[ends[first] - sizes[first] : ends[last]]
                     stored.read_direct(numbers, source, target)
-                _check_rows_finite(self.path, f"{group}/{name}", numbers, np.repeat(rows, sizes))
+                samples = np.repeat(rows, sizes)
+                check_rows_finite(self.path, f"{group}/{name} of sample", numbers, samples)
                 read.append(numbers)
         if not inside(read[0], self.domain):
             raise DataError(
@@ -232,14 +233,6 @@ class PointFile:
 
 def _outside(triangles: np.ndarray, queries: int) -> bool:
     return bool(triangles.size) and not 0 <= triangles.min() <= triangles.max() < queries
-
-
-def _check_rows_finite(path: Path, name: str, numbers: np.ndarray, rows: np.ndarray) -> None:
-    bad = first_not_finite(numbers)
-    if bad is not None:
-        raise DataError(
-            f"{path}: {name} of sample {rows[bad]} holds NaN or infinity; expected finite numbers"
-        )
 
 
 def read_points(path: Path | str) -> PointFile:
@@ -500,7 +493,7 @@ def _append(file: h5py.File, name: str, block: np.ndarray) -> None:
     file[name][before:] = block
 
 
-def checked_samples(samples: Iterable[PointSample], domain: Domain) -> Iterator[PointSample]:
+def checked_samples(samples: Iterable[Any], domain: Domain) -> Iterator[PointSample]:
     """Samples as a file holds them: float32, without masked points; or an error that says why not.
 
     Channels must be as many as those of the first sample.

@@ -320,35 +320,28 @@ class TargetCheck:
             self.warn()
 
     def warn(self) -> None:
-        """Warn of what one relative error hides."""
-        self._warn_of_sizes()
-        self._warn_of_means()
-
-    def _warn_of_sizes(self) -> None:
-        """Warn where a channel would hardly count."""
-        if self.targets.size_ratio > LARGEST_RATIO:
-            pairs = zip(self.file.targets, np.sqrt(self.targets.mean_square), strict=True)
+        """Warn of what one relative error hides: a small channel, and what varies about a mean."""
+        seen, labels = self.targets, self.file.targets
+        if seen.size_ratio > LARGEST_RATIO:
+            pairs = zip(labels, np.sqrt(seen.mean_square), strict=True)
             named = listed([f"{label.name}: {size:.3g}" for label, size in pairs])
             warnings.warn(
                 f"{self.file.path}: the target channels' root mean squares differ by a factor of "
-                f"{self.targets.size_ratio:.3g} ({named}), so that the small ones count little in "
+                f"{seen.size_ratio:.3g} ({named}), so that the small ones count little in "
                 "one relative error over all channels, which is the score: look at the error of "
                 "each channel. --training.objective.channels standardized, which own/... recipes "
                 "then choose, lets all count alike in the loss",
-                stacklevel=4,
+                stacklevel=3,
             )
-
-    def _warn_of_means(self) -> None:
-        """Warn where a constant would already have a small relative error."""
-        mean, std, offsets = self.targets.mean, self.targets.std, self.targets.offsets
-        large = np.flatnonzero(offsets > LARGEST_OFFSET).tolist()
+        large = np.flatnonzero(seen.offsets > LARGEST_OFFSET).tolist()
         if large:
-            labels = self.file.targets
-            named = listed([f"{labels[n].name}: {mean[n]:.4g} ± {std[n]:.2g}" for n in large])
+            named = listed(
+                [f"{labels[n].name}: {seen.mean[n]:.4g} ± {seen.std[n]:.2g}" for n in large]
+            )
             warnings.warn(
                 f"{self.file.path}: the mean of the targets is far larger than their standard "
                 f"deviation ({named}), so that a constant already has a relative error of about "
-                f"{1 / offsets[large].min():.2g}; --training.objective.channels standardized, "
+                f"{1 / seen.offsets[large].min():.2g}; --training.objective.channels standardized, "
                 "which own/... recipes then choose, measures in standard deviations instead",
-                stacklevel=4,
+                stacklevel=3,
             )
