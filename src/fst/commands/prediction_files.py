@@ -352,14 +352,10 @@ def csv_table(header: Iterable[str], lines: Iterable[Iterable[object]]) -> bytes
     return text.getvalue().encode()
 
 
-def _title(label: Label) -> str:
-    return f"{label.name} [{label.unit}]" if label.unit else label.name
-
-
 def _csv(arrays: Arrays, labels: PredictionLabels) -> bytes:
     predictions = arrays["predictions"]
     queries = np.broadcast_to(arrays["queries"], (*predictions.shape[:2], len(labels.axes)))
-    titles = [_title(label) for label in (*labels.axes, *labels.targets)]
+    titles = map(str, (*labels.axes, *labels.targets))
     text = io.StringIO()
     for row, (where, found) in enumerate(zip(queries, predictions, strict=True)):
         real = slice(None)
@@ -373,9 +369,7 @@ def _csv(arrays: Arrays, labels: PredictionLabels) -> bytes:
 def _npz(arrays: Arrays, labels: PredictionLabels) -> bytes:
     buffer = io.BytesIO()
     named = {"axes_names": labels.axes, "channel_names": labels.targets} if labels.found else {}
-    names: Arrays = {
-        key: np.array([_title(each) for each in known]) for key, known in named.items()
-    }
+    names: Arrays = {key: np.array([*map(str, known)]) for key, known in named.items()}
     np.savez_compressed(buffer, **arrays, **names)
     return buffer.getvalue()
 
@@ -402,7 +396,7 @@ def _vtu(arrays: Arrays, labels: PredictionLabels) -> bytes:
     points = np.zeros((queries.shape[1], 3))
     points[:, : queries.shape[2]] = queries[0]
     fields = {
-        _title(label) + f" sample {row}" * (len(predictions) > 1): found[:, channel]
+        str(label) + f" sample {row}" * (len(predictions) > 1): found[:, channel]
         for row, found in enumerate(predictions)
         for channel, label in enumerate(labels.targets)
     }

@@ -147,7 +147,7 @@ def _check_points(path: Path) -> Description:
     if file.partition is not None:
         point_files.check_trainable(path, file.partition, len(file))
     values, targets, conditions = (
-        _Ranges(*map(_name, labels)) for labels in (file.values, file.targets, file.condition)
+        _Ranges(*map(str, labels)) for labels in (file.values, file.targets, file.condition)
     )
     learnable = point_samples.TargetCheck(file)
     for rows in file.blocks():
@@ -161,7 +161,7 @@ def _check_points(path: Path) -> Description:
     facts = (
         ("samples", f"{len(file):,}"),
         ("domain", f"{file.domain.low} to {file.domain.high}"),
-        ("axes", ", ".join(map(_name, file.axes))),
+        ("axes", ", ".join(map(str, file.axes))),
         ("values", str(values)),
         ("targets", str(targets)),
         ("condition", str(conditions)),
@@ -182,10 +182,6 @@ def _provenance_facts(provenance: Provenance | None) -> tuple[tuple[str, str], .
     if provenance is None:
         return (("provenance", "none stored: not made by fst"),)
     return tuple((name, str(value)) for name, value in provenance.items())
-
-
-def _name(label: point_files.Label) -> str:
-    return f"{label.name} [{label.unit}]" if label.unit else label.name
 
 
 def _sizes(offsets: np.ndarray) -> str:

@@ -76,6 +76,9 @@ class Label(NamedTuple):
     name: str
     unit: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.name} [{self.unit}]" if self.unit else self.name
+
 
 @dataclass(frozen=True)
 class PointSample:

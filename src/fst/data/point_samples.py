@@ -100,26 +100,20 @@ class Ragged:
         return self.positions[index], self.values[index], real
 
 
+@dataclass(eq=False, repr=False)
 class PointSamples(Samples):
     """One split of a file of points."""
 
-    def __init__(
-        self,
-        domain: Domain,
-        observed: Ragged,
-        queried: Ragged,
-        condition: Float[Tensor, "n c"] | None = None,
-    ) -> None:
-        if len(observed.sizes) != len(queried.sizes) or (
-            condition is not None and len(condition) != len(queried.sizes)
-        ):
+    domain: Domain
+    observed: Ragged
+    queried: Ragged
+    condition: Float[Tensor, "n c"] | None = None
+
+    def __post_init__(self) -> None:
+        if {len(self), len(self.observed.sizes), len(self.conditions())} != {len(self)}:
             raise ValueError("observed, queried and condition must have one row for each sample")
-        self.domain = domain
-        self.observed = observed
-        self.queried = queried
-        self.condition = condition
-        self.value_channels = observed.values.shape[1]
-        self.output_channels = queried.values.shape[1]
+        self.value_channels = self.observed.values.shape[1]
+        self.output_channels = self.queried.values.shape[1]
 
     @classmethod
     def read(cls, file: PointFile, rows: np.ndarray, *, learned: bool = False) -> Self:
