@@ -59,9 +59,7 @@ class PointData(DataSource):
     """Background processes that read streamed points; None is one a core, up to eight."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers must be at least 1, got {self.workers}")
+        check_fields(self, workers=1)
         fractions = self.validation_fraction, self.test_fraction
         if not (fractions[0] > 0 and fractions[1] >= 0 and sum(fractions) < 1):
             raise ValueError(
@@ -69,13 +67,10 @@ class PointData(DataSource):
                 f"together below 1, got {fractions[0]} and {fractions[1]}"
             )
 
-    def locate(self, folder: Path | str) -> Path:
-        folder = Path(folder)
-        return folder / self.file if folder.is_dir() else folder
-
     def describe(self, folder: Path | str) -> PointFile:
-        """Domain, channels, names and units of the file."""
-        return read_points(self.locate(folder))
+        """Domain, channels, names and units of the file, given by its path or its folder."""
+        folder = Path(folder)
+        return read_points(folder / self.file if folder.is_dir() else folder)
 
     def labels(self, folder: Path) -> dict[str, list[list[str]]]:
         file = self.describe(folder)
@@ -167,12 +162,12 @@ class PointData(DataSource):
 
     def on_domain(self, model: Any, folder: Path) -> Any:
         """Weights know the unit box alone: they serve any domain with as many axes."""
-        domain = self.describe(folder).domain
-        if model.domain.axes != domain.axes:
+        file = self.describe(folder)
+        if model.domain.axes != file.domain.axes:
             raise DataError(
-                f"{self.locate(folder)}: has {domain.axes} axes, the weights {model.domain.axes}"
+                f"{file.path}: has {file.domain.axes} axes, the weights {model.domain.axes}"
             )
-        return replace(model, low=domain.low, high=domain.high)
+        return replace(model, low=file.domain.low, high=file.domain.high)
 
     def check_fits(self, recipe: Any, run: Path, folder: Path) -> None:
         file = self.describe(folder)
@@ -203,17 +198,15 @@ class PointData(DataSource):
 
     def partition(self, file: PointFile) -> Partition:
         """The splits that a file names, or those drawn by seed."""
-        partition = file.partition or self._drawn(file)
-        check_trainable(file.path, partition, len(file))
+        partition, samples = file.partition, len(file)
+        if partition is None:
+            validation = max(1, round(self.validation_fraction * samples))
+            test = min(round(self.test_fraction * samples), samples - validation)
+            training = samples - validation - test
+            counts = {"training": training, "validation": validation, "test": test}
+            partition = Partition.drawn(samples, **counts, seed=self.split_seed)
+        check_trainable(file.path, partition, samples)
         return partition
-
-    def _drawn(self, file: PointFile) -> Partition:
-        samples = len(file)
-        validation = max(1, round(self.validation_fraction * samples))
-        test = min(round(self.test_fraction * samples), samples - validation)
-        training = samples - validation - test
-        counts = {"training": training, "validation": validation, "test": test}
-        return Partition.drawn(samples, **counts, seed=self.split_seed)
 
 
 def anchor_layout(model: Any, axes: int) -> dict[str, Any]:
