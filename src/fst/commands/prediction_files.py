@@ -11,8 +11,7 @@ import csv
 import io
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fst.data.conversion import optional_package, read_mesh, read_netcdf
-from fst.data.files import DataError, reading
+from fst.data.files import DataError, blame, reading
 from fst.data.point_files import Label, Labels, PointFile, check_resolution, read_points
 from fst.data.point_samples import Ragged
-from fst.io import FileError, read_object, write_file
+from fst.io import read_object, write_file
 from fst.operators import Operator
 from fst.terminal import spreadsheet
 from fst.types import Domain, Observations, check_queries
@@ -82,17 +81,6 @@ class Prediction:
             "length_scales": self.length_scales,
         }
         return {name: array for name, array in found.items() if array is not None}
-
-
-@contextmanager
-def blame(source: Path | str) -> Iterator[None]:
-    """Name the file whose contents an error is about."""
-    try:
-        yield
-    except FileError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{source}: {error}") from None
 
 
 def read_observations(

@@ -107,9 +107,10 @@ class DarcyData(MadeData):
         return {self._path(folder, which): (which,) for which in kinds}
 
     def _path(self, folder: Path, which: str) -> Path:
+        """NeuralOperator's name; that of reflected training samples has an ending."""
         if which == "reflected":
-            return folder / file_name("train", self.resolution, "_reflected")
-        return folder / file_name(which, self.resolution)
+            return folder / f"darcy_train_{self.resolution}_reflected.pt"
+        return folder / f"darcy_{which}_{self.resolution}.pt"
 
     def plan(self, path: Path, device: torch.device, *part: Any) -> tuple[Plan, Produce, int]:
         if not 1 <= self.resolution < self.fine or self.fine % self.resolution:
@@ -298,11 +299,6 @@ class SquareSamples(MovedSamples):
             self.coefficients.flatten(2)[rows[:, None], reflection, order],
             self.solutions.flatten(2)[rows[:, None], reflection, asked],
         )
-
-
-def file_name(which: str, resolution: int, ending: str = "") -> str:
-    """NeuralOperator's name; reflected samples have an ending."""
-    return f"darcy_{which}_{resolution}{ending}.pt"
 
 
 @dataclass(frozen=True)

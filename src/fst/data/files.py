@@ -56,6 +56,17 @@ def reading(path: Path, expected: str) -> Iterator[None]:
 
 
 @contextmanager
+def blame(source: Path | str) -> Iterator[None]:
+    """Name the file whose contents an error is about."""
+    try:
+        yield
+    except FileError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{source}: {error}") from None
+
+
+@contextmanager
 def reading_hdf5(path: Path, expected: str) -> Iterator[h5py.File]:
     """An HDF5 file to read, if all that it holds lies in it.
 

@@ -33,6 +33,7 @@ from numpy.typing import ArrayLike
 
 from fst.data.files import (
     DataError,
+    blame,
     check_rows_finite,
     part_of,
     reading_hdf5,
@@ -255,17 +256,16 @@ def read_points(path: Path | str) -> PointFile:
                 f"{path}: has format version {file.attrs.get('version')}, expected {VERSION}"
             )
         observed, queried = (_offsets(path, file, group) for group in GROUPS)
-        if len(observed) != len(queried):
+        samples = len(queried) - 1
+        if len(observed) - 1 != samples:
             raise DataError(
-                f"{path}: observations are of {len(observed) - 1} samples, "
-                f"queries of {len(queried) - 1}"
+                f"{path}: observations are of {len(observed) - 1} samples, queries of {samples}"
             )
-        try:
-            domain = Domain(tuple(file.attrs["low"].tolist()), tuple(file.attrs["high"].tolist()))
+        low, high = (tuple(file.attrs[edge].tolist()) for edge in ("low", "high"))
+        with blame(path):
+            domain = Domain(low, high)
             check_resolution(domain)
-        except ValueError as error:
-            raise DataError(f"{path}: {error}") from error
-        partition = stored_partition(path, file, len(queried) - 1)
+        partition = stored_partition(path, file, samples)
         labels = {kind: _labels(file, kind) for kind in ("axes", "values", "targets", "condition")}
         shapes = {
             "observations/positions": domain.axes,
@@ -276,12 +276,7 @@ def read_points(path: Path | str) -> PointFile:
         for name, channels in shapes.items():
             _check_channels(path, file[name], channels)
         if labels["condition"]:
-            stored = file["condition"]
-            _check_channels(path, stored, len(labels["condition"]))
-            if len(stored) != len(queried) - 1:
-                raise DataError(
-                    f"{path}: condition has {len(stored)} rows for {len(queried) - 1} samples"
-                )
+            _check_channels(path, file["condition"], len(labels["condition"]), samples)
         return PointFile(
             path,
             domain,
@@ -316,11 +311,14 @@ def _labels(file: h5py.File, kind: str) -> tuple[Label, ...]:
     return tuple(Label(str(name), str(unit)) for name, unit in zip(names, units, strict=True))
 
 
-def _check_channels(path: Path, stored: h5py.Dataset, channels: int) -> None:
-    if stored.ndim != 2 or stored.shape[1] != channels or stored.dtype.kind != "f":
+def _check_channels(
+    path: Path, stored: h5py.Dataset, channels: int, rows: int | None = None
+) -> None:
+    expected = (len(stored) if rows is None else rows, channels)
+    if stored.shape != expected or stored.dtype.kind != "f":
         raise DataError(
-            f"{path}: {stored.name[1:]} must be floating-point of shape (n, {channels}), "
-            f"got {stored.dtype} of shape {stored.shape}"
+            f"{path}: {stored.name[1:]} must be floating-point of shape ({rows or 'n'}, "
+            f"{channels}), got {stored.dtype} of shape {stored.shape}"
         )
 
 
@@ -404,10 +402,8 @@ def write_points(
     assert domain is not None
     check_argument("splits", splits, Mapping | None)
     path = Path(path)
-    try:
+    with blame(path):
         check_resolution(domain)
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from None
     if path.exists():
         settle_existing(path, {}, None, force=force)
     part = part_of(path)
