@@ -6,7 +6,7 @@ numbers themselves (finite, inside the domain) is checked by `check_observations
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -155,11 +155,14 @@ class Observations:
 
     def to(self, target: torch.device | torch.dtype | str) -> Self:
         """The same observations on another device or in another floating dtype."""
-        condition = None if self.condition is None else self.condition.to(target)
         # A mask stays boolean whatever dtype the numbers take.
-        keeps = self.mask is None or isinstance(target, torch.dtype)
-        mask = self.mask if keeps or self.mask is None else self.mask.to(target)
-        return type(self)(self.positions.to(target), self.values.to(target), condition, mask)
+        kept = torch.bool if isinstance(target, torch.dtype) else None
+        return self.each(lambda tensor: tensor if tensor.dtype == kept else tensor.to(target))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same change made to all of the tensors."""
+        changed: Any = {n: t if t is None else change(t) for n, t in vars(self).items()}
+        return type(self)(**changed)
 
     def __len__(self) -> int:
         return self.positions.shape[0]

@@ -9,7 +9,8 @@ unpickled, and nothing is overwritten unasked.
 """
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,7 @@ def ask(
     parts: list[tuple[Tensor, ...]] = []
     with measuring(model):
         for rows in torch.arange(len(observations)).split(BATCH_SIZE):
-            some: Any = {k: v if v is None else v[rows] for k, v in vars(observations).items()}
-            output = model(replace(observations, **some).to(device))
+            output = model(observations.each(itemgetter(rows)).to(device))
             found = _answer(output, every[rows].to(device), neighbors)
             parts.append(tuple(each.cpu() for each in found))
     predictions, *anchors = (torch.cat(each).numpy() for each in zip(*parts, strict=True))

@@ -73,13 +73,8 @@ class Ragged:
         return cls(positions, values, sizes.cumsum(dim=0) - sizes, sizes, *limits)
 
     def to(self, device: torch.device | str) -> Self:
-        return replace(
-            self,
-            positions=self.positions.to(device),
-            values=self.values.to(device),
-            starts=self.starts.to(device),
-            sizes=self.sizes.to(device),
-        )
+        tensors: Any = {n: t.to(device) for n, t in vars(self).items() if isinstance(t, Tensor)}
+        return replace(self, **tensors)
 
     def take(
         self, rows: Int[Tensor, " b"] | None = None, chosen: Int[Tensor, "b k"] | None = None

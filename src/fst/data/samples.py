@@ -57,14 +57,9 @@ class Batch:
         return self._each(lambda tensor: tensor.pin_memory())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        def some(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else change(tensor)
-
-        given = self.observations
-        observations = Observations(
-            change(given.positions), change(given.values), some(given.condition), some(given.mask)
-        )
-        return type(self)(observations, change(self.queries), change(self.targets), some(self.mask))
+        observations, mask = self.observations.each(change), self.mask
+        mask = None if mask is None else change(mask)
+        return type(self)(observations, change(self.queries), change(self.targets), mask)
 
 
 @dataclass(frozen=True)
