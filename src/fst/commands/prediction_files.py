@@ -41,9 +41,9 @@ Arrays = dict[str, Any]
 class Given:
     """The points that a file holds: a set for each sample, or one set of queries (a = 1) for all.
 
-    Queries have no values. `mask` is False where a point only pads, and `grid` folds the points of
-    a grid. The rest is for the answer: the point file or the mesh that was read, and the coordinate
-    of a netCDF file that counts its samples.
+    Of queries the positions count alone. `mask` is False where a point only pads, and `grid` folds
+    the points of a grid. The rest is for the answer: the point file or the mesh that was read, and
+    the coordinate of a netCDF file that counts its samples.
     """
 
     positions: Float[Tensor, "a n s"]

@@ -145,20 +145,19 @@ class PointData(DataSource):
 
         A model that was fitted before must fit as it is: what the file decides is not for options.
         """
-        model: Any = getattr(recipe, "model")  # noqa: B009 (any dataclass with a model)
-        file, default = self.describe(folder), type(model)()
-        decided = _decided(file, model)
-        if any(getattr(model, name) != getattr(default, name) for name in decided):
-            shown = [
-                f"model.{name} cannot be {given}: it comes from this file, which has {found}"
-                for name, (given, found) in _differences(model, file).items()
-            ]
-            if shown:
-                raise DataError(f"{file.path}: {'; '.join(shown)}")
-            return recipe
         changed: Any = recipe
-        fitted: Recipe = replace(changed, model=replace(model, **settings_for(model, file)))
-        return fitted
+        model, file = changed.model, self.describe(folder)
+        decided, default = _decided(file, model), type(model)()
+        if all(getattr(model, name) == getattr(default, name) for name in decided):
+            fitted: Recipe = replace(changed, model=replace(model, **settings_for(model, file)))
+            return fitted
+        shown = [
+            f"model.{name} cannot be {given}: it comes from this file, which has {found}"
+            for name, (given, found) in _differences(model, decided).items()
+        ]
+        if shown:
+            raise DataError(f"{file.path}: {'; '.join(shown)}")
+        return recipe
 
     def on_domain(self, model: Any, folder: Path) -> Any:
         """Weights know the unit box alone: they serve any domain with as many axes."""
@@ -171,7 +170,7 @@ class PointData(DataSource):
 
     def check_fits(self, recipe: Any, run: Path, folder: Path) -> None:
         file = self.describe(folder)
-        different = _differences(recipe.model, file)
+        different = _differences(recipe.model, _decided(file, recipe.model))
         if different:
             shown = (f"{name} was {before}, is {now}" for name, (before, now) in different.items())
             raise DataError(
@@ -294,7 +293,7 @@ def _grid(file: PointFile, name: str) -> tuple[int, ...]:
     return shape
 
 
-def _differences(model: Any, file: PointFile) -> dict[str, tuple[Any, Any]]:
+def _differences(model: Any, decided: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Where a model does not fit a file: by name, what the model has and what the file has."""
-    pairs = {name: (getattr(model, name), value) for name, value in _decided(file, model).items()}
+    pairs = {name: (getattr(model, name), value) for name, value in decided.items()}
     return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
