@@ -119,16 +119,10 @@ class _Listed(PointFile):
         checked: tuple[Any, ...] = tuple(checked_samples(samples, domain))
         if not checked:
             raise ValueError("samples must hold at least one sample, got none")
-        first, labels = checked[0], Labels()
         return cls(
             path=Path("the samples"),
             domain=domain,
-            axes=labels.complete("axes", domain.axes),
-            values=labels.complete("values", first.values.shape[1]),
-            targets=labels.complete("targets", first.targets.shape[1]),
-            condition=labels.complete(
-                "condition", 0 if first.condition is None else len(first.condition)
-            ),
+            **Labels().of_samples(checked[0], domain),
             observation_offsets=np.cumsum([0, *(len(each.positions) for each in checked)]),
             query_offsets=np.cumsum([0, *(len(each.queries) for each in checked)]),
             partition=None,

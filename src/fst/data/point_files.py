@@ -368,6 +368,16 @@ class Labels:
             raise ValueError(f"labels.{kind} must name {count} of them, got {len(given)}")
         return tuple(Label(entry) if isinstance(entry, str) else entry for entry in given)
 
+    def of_samples(self, first: Any, domain: Domain) -> dict[str, tuple[Label, ...]]:
+        """Complete labels of checked samples, of which one is given."""
+        counts = {
+            "axes": domain.axes,
+            "values": first.values.shape[1],
+            "targets": first.targets.shape[1],
+            "condition": 0 if first.condition is None else len(first.condition),
+        }
+        return {kind: self.complete(kind, count) for kind, count in counts.items()}
+
 
 @dataclass(frozen=True)
 class PointFunctions:
@@ -428,7 +438,9 @@ def _write(
     """Append the points of some samples at a time; what a sample has one of follows at the end."""
     sizes: dict[str, list[int]] = {group: [0] for group in GROUPS}
     rest: list[tuple[Any, Any, str | None]] = []
+    first: PointSample | None = None
     for block in _in_blocks(samples):
+        first = first or block[0]
         with writing(path):
             for group, (positions, channel) in GROUPS.items():
                 points: list[Any] = [getattr(sample, positions) for sample in block]
@@ -437,7 +449,7 @@ def _write(
                 _append(file, f"{group}/{channel}", np.concatenate(numbers))
                 sizes[group] += map(len, points)
         rest += [(each.condition, each.cells, each.name) for each in block]
-    if not rest:
+    if first is None:
         raise ValueError("samples must hold at least one sample, got none")
     conditions, cells, names = zip(*rest, strict=True)
     with writing(path):
@@ -451,14 +463,7 @@ def _write(
         if any(name is not None for name in names):
             named = [str(row) if name is None else name for row, name in enumerate(names)]
             file.create_dataset("names", data=named, dtype=h5py.string_dtype())
-        counts = {
-            "axes": domain.axes,
-            "values": file["observations/values"].shape[1],
-            "targets": file["queries/targets"].shape[1],
-            "condition": 0 if conditions[0] is None else len(conditions[0]),
-        }
-        for kind, size in counts.items():
-            complete = labels.complete(kind, size)
+        for kind, complete in labels.of_samples(first, domain).items():
             file.attrs[f"{kind}_names"] = [label.name for label in complete]
             file.attrs[f"{kind}_units"] = [label.unit for label in complete]
         if splits is not None:
