@@ -51,10 +51,8 @@ def publish(finished: Path, path: Path) -> None:
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file and force it to the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    path.write_bytes(data)
+    sync(path)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

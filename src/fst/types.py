@@ -6,7 +6,7 @@ numbers themselves (finite, inside the domain) is checked by `check_observations
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -87,6 +87,16 @@ def check_tensor(name: str, value: object, shape: str, *, dtype: torch.dtype | N
         raise ValueError(f"{name} must have shape ({shape}), got {tuple(value.shape)}")
 
 
+def check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
+    """Raise where a number is NaN or infinite, save at points that a mask hides."""
+    finite = torch.isfinite(value).all(dim=-1)
+    if mask is not None:
+        finite = finite | ~mask
+    if not bool(finite.all()):
+        where: Sequence[int] = (~finite).nonzero()[0].tolist()
+        raise ValueError(f"{name} must be finite, got NaN or infinity at index {tuple(where)}")
+
+
 def check_alike(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
     """Raise unless two tensors share their device and, but for masks, their dtype."""
     if value.device != other.device:
@@ -145,11 +155,14 @@ class Observations:
 
     def to(self, target: torch.device | torch.dtype | str) -> Self:
         """The same observations on another device or in another floating dtype."""
-        condition = None if self.condition is None else self.condition.to(target)
         # A mask stays boolean whatever dtype the numbers take.
-        keeps = self.mask is None or isinstance(target, torch.dtype)
-        mask = self.mask if keeps or self.mask is None else self.mask.to(target)
-        return type(self)(self.positions.to(target), self.values.to(target), condition, mask)
+        kept = torch.bool if isinstance(target, torch.dtype) else None
+        return self.each(lambda tensor: tensor if tensor.dtype == kept else tensor.to(target))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same change made to all of the tensors."""
+        changed: Any = {n: t if t is None else change(t) for n, t in vars(self).items()}
+        return type(self)(**changed)
 
     def __len__(self) -> int:
         return self.positions.shape[0]
@@ -244,12 +257,12 @@ def check_observations(
         if not condition:
             raise ValueError("condition was given, but this model takes none")
         _check_size("condition", observations.condition, condition, "condition channels")
-        _check_finite("condition", observations.condition)
+        check_finite("condition", observations.condition)
     mask = observations.mask
     if mask is not None and not bool(mask.any(dim=1).all()):
         empty = (~mask.any(dim=1)).nonzero()[0].item()
         raise ValueError(f"mask leaves sample {empty} without a single real observation")
-    _check_finite("values", observations.values, mask)
+    check_finite("values", observations.values, mask)
     _check_inside("positions", observations.positions, domain, mask)
 
 
@@ -302,22 +315,13 @@ def _check_size(name: str, value: Tensor, expected: int, what: str) -> None:
         )
 
 
-def _check_finite(name: str, value: Tensor, mask: Tensor | None = None) -> None:
-    finite = torch.isfinite(value).all(dim=-1)
-    if mask is not None:
-        finite = finite | ~mask
-    if not bool(finite.all()):
-        where: Sequence[int] = (~finite).nonzero()[0].tolist()
-        raise ValueError(f"{name} must be finite, got NaN or infinity at index {tuple(where)}")
-
-
 def _check_inside(name: str, value: Tensor, domain: Domain, mask: Tensor | None = None) -> None:
     low, high = domain.widened(DOMAIN_TOLERANCE).edges(value)
     inside = ((value >= low) & (value <= high)).all(dim=-1)
     if mask is not None:
         inside = inside | ~mask
     if not bool(inside.all()):  # nor is NaN or infinity
-        _check_finite(name, value, mask)
+        check_finite(name, value, mask)
         where = tuple((~inside).nonzero()[0].tolist())
         raise ValueError(
             f"{name} must lie in the domain {domain.low} to {domain.high}, "

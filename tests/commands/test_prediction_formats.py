@@ -10,8 +10,8 @@ import torch
 
 import fst
 from data_examples import DOMAIN
-from fst.commands.meshes_and_grids import mesh_observations
 from fst.commands.predict import predict
+from fst.commands.prediction_files import _read
 from fst.data import DataError, Label, Labels, PointSample, write_points
 
 LABELS = Labels([Label("x", "m"), Label("y", "m")], ["a"], [Label("T", "K"), Label("p")])
@@ -139,7 +139,8 @@ def test_vectors_of_a_mesh_are_read_by_their_parts(run):
     points, pair = np.array([[0.0, 0, 0], [1, 0, 0]]), np.array([[1.0, 2.0], [3.0, 4.0]])
     meshio.Mesh(points, [("line", [[0, 1]])], {"u": pair}).write(run / "in.vtu")
     labels = Labels(axes=["x", "y"], values=["u 1", "u 0"])
-    assert mesh_observations(run / "in.vtu", labels).values.tolist() == [[[2, 1], [4, 3]]]
+    given = _read(run / "in.vtu", 2, 2, labels)
+    assert given.observations.values.tolist() == [[[2, 1], [4, 3]]]
 
 
 @pytest.mark.parametrize("several", [True, False])

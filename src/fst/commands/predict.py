@@ -9,7 +9,8 @@ unpickled, and nothing is overwritten unasked.
 """
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from fst.classifiers import Classifier
 from fst.commands.device import parse_device
 from fst.commands.prediction_files import (
     FORMATS,
+    Given,
     Prediction,
-    Queries,
     check_output,
     csv_table,
     find_labels,
@@ -97,13 +98,14 @@ def predict(
     known = run_labels(run)
     given = read_observations(observations, model, condition, known)
     asked = read_queries(queries, model.domain, known)
-    if len(asked.positions) not in (1, len(given)):
+    sets, samples = len(asked.positions), len(given.positions)
+    if sets not in (1, samples):
         raise DataError(
-            f"{queries}: holds queries for {len(asked.positions)} samples, but {observations} "
-            f"holds {len(given)} samples; give one set of queries for all, or one for each"
+            f"{queries}: holds queries for {sets} samples, but {observations} holds {samples} "
+            "samples; give one set of queries for all, or one for each"
         )
-    found = ask(model.to(parse_device(device)), given, asked, neighbors)
-    labels = find_labels(observations, queries, model.domain.axes, model.output_channels, known)
+    found = ask(model.to(parse_device(device)), given.observations, asked, neighbors)
+    labels = find_labels(given, asked, model.output_channels, known)
     write_prediction(out, found, labels)
     samples, count = found.predictions.shape[:2]
     _say(console, f"{samples:,} samples at {count:,} queries each: {out}")
@@ -128,7 +130,7 @@ def load_model(run: Path | str) -> Operator:
 
 
 def ask(
-    model: Operator, observations: Observations, queries: Queries, neighbors: int | None = None
+    model: Operator, observations: Observations, queries: Given, neighbors: int | None = None
 ) -> Prediction:
     """Predictions in float32, a few samples at a time."""
     device = next(model.parameters()).device
@@ -136,8 +138,7 @@ def ask(
     parts: list[tuple[Tensor, ...]] = []
     with measuring(model):
         for rows in torch.arange(len(observations)).split(BATCH_SIZE):
-            some: Any = {k: v if v is None else v[rows] for k, v in vars(observations).items()}
-            output = model(replace(observations, **some).to(device))
+            output = model(observations.each(itemgetter(rows)).to(device))
             found = _answer(output, every[rows].to(device), neighbors)
             parts.append(tuple(each.cpu() for each in found))
     predictions, *anchors = (torch.cat(each).numpy() for each in zip(*parts, strict=True))

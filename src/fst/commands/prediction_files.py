@@ -1,16 +1,17 @@
 """The files of `fst predict`: observations and queries that enter, predictions that leave.
 
-.npz files are read without unpickling; .csv files begin with a line that names their columns. A
-prediction is written as .csv with one line a query, as .npz or .h5 with all arrays, as .vtu with
-one mesh, or as .nc with a grid; with names and units where they are known.
+.npz files are read without unpickling; .csv files begin with a line that names their columns. Which
+axes, point data or variables of a mesh (.vtu) or a netCDF file (.nc) are those of a model, the
+labels of its run say by name. A prediction is written as .csv with one line a query, as .npz or .h5
+with all arrays, as .vtu with one mesh, or as .nc with a grid; with names and units where they are
+known.
 """
 
 import csv
 import io
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,54 +19,53 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from fst.commands.meshes_and_grids import GRID as GRID_FILE
-from fst.commands.meshes_and_grids import (
-    MESH,
-    grid_observations,
-    grid_positions,
-    grid_samples,
-    mesh_observations,
-    mesh_positions,
-    read_grid,
-    read_mesh,
-)
-from fst.data.conversion import optional_package
-from fst.data.files import DataError, reading
-from fst.data.point_files import Label, Labels, check_resolution, read_points
+from fst.data.conversion import optional_package, read_mesh, read_netcdf
+from fst.data.files import DataError, blame, reading
+from fst.data.point_files import Label, Labels, PointFile, check_resolution, read_points
 from fst.data.point_samples import Ragged
-from fst.io import FileError, read_object, write_file
+from fst.io import read_object, write_file
 from fst.operators import Operator
 from fst.terminal import spreadsheet
 from fst.types import Domain, Observations, check_queries
 
-NAMED = (MESH, GRID_FILE)
 GRID = re.compile(r"\d+(x\d+)*")
-POINT_FILES = (".h5", ".hdf5")
 
 Array = np.ndarray
 Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Queries:
-    """Where to predict: a set of queries for each sample, or one set (a = 1) for all of them.
+class Given:
+    """The points that a file holds: a set for each sample, or one set of queries (a = 1) for all.
 
-    `grid` folds the queries of a grid; `mask` is False where a query only pads.
+    Of queries the positions count alone. `mask` is False where a point only pads, and `grid` folds
+    the points of a grid. The rest is for the answer: the point file or the mesh that was read, and
+    the coordinate of a netCDF file that counts its samples.
     """
 
-    positions: Float[Tensor, "a q s"]
+    positions: Float[Tensor, "a n s"]
+    values: Tensor | None = None  # a n v, once they are checked
+    condition: Tensor | None = None  # a c
+    mask: Tensor | None = None  # a n
     grid: tuple[int, ...] | None = None
-    mask: Bool[Tensor, "a q"] | None = None
+    file: PointFile | None = None
+    mesh: Any = None
+    samples: Any = None
+
+    @property
+    def observations(self) -> Observations:
+        assert self.values is not None
+        return Observations(self.positions, self.values, self.condition, self.mask)
 
 
 @dataclass(frozen=True)
 class Prediction:
     """Predictions at queries; anchors and length scales for models that have them."""
 
-    queries: Queries
+    queries: Given
     predictions: Float[Array, "b q c"]
     anchors: Float[Array, "b m s"] | None = None
     length_scales: Float[Array, "b m s"] | None = None
@@ -83,20 +83,9 @@ class Prediction:
         return {name: array for name, array in found.items() if array is not None}
 
 
-@contextmanager
-def blame(source: Path | str) -> Iterator[None]:
-    """Name the file whose contents an error is about."""
-    try:
-        yield
-    except FileError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{source}: {error}") from None
-
-
 def read_observations(
     path: Path, model: Operator, condition: tuple[float, ...], labels: Labels | None = None
-) -> Observations:
+) -> Given:
     """The observations in a file, checked against the model.
 
     `condition` serves every sample of a file that holds none. `labels` name what is the model's in
@@ -104,66 +93,34 @@ def read_observations(
     """
     with blame(path):
         check_resolution(model.domain)
-        if path.suffix in POINT_FILES:
-            file = read_points(path)
-            rows = np.arange(len(file))
-            numbers = file.conditions(rows)
-            positions, values, mask = _padded(file.observations(rows))
-            given = None if numbers is None else torch.from_numpy(numbers)
-            observations = Observations(positions, values, given, mask)
-        elif path.suffix == ".npz":
-            observations = _npz_observations(path)
-        elif path.suffix == ".csv":
-            axes = model.domain.axes
-            table = _read_csv(path, axes + model.value_channels, "the axes, then the values")
-            observations = Observations(table[None, :, :axes], table[None, :, axes:])
-        elif path.suffix in NAMED:
-            read = mesh_observations if path.suffix == MESH else grid_observations
-            observations = read(path, _needed(labels))
-        else:
-            raise DataError(f"{path}: observations must be an .h5, .npz, .csv, .vtu or .nc file")
-        if condition and observations.condition is not None:
+        given = _read(path, model.domain.axes, model.value_channels, labels)
+        if given is None:
+            raise ValueError("observations must be an .h5, .npz, .csv, .vtu or .nc file")
+        if condition and given.condition is not None:
             raise ValueError("holds a condition, and another one was given")
         if condition:
-            every = torch.tensor([condition], dtype=torch.float32).expand(len(observations), -1)
-            observations = replace(observations, condition=every)
-        model.check(observations)
-    return observations
+            every = torch.tensor([condition], dtype=torch.float32).expand(len(given.positions), -1)
+            given = replace(given, condition=every)
+        model.check(given.observations)
+    return given
 
 
-def _needed(labels: Labels | None) -> Labels:
-    if labels is None:
-        raise ValueError("only a run folder knows the names by which such a file is read")
-    return labels
-
-
-def read_queries(source: Path | str, domain: Domain, labels: Labels | None = None) -> Queries:
+def read_queries(source: Path | str, domain: Domain, labels: Labels | None = None) -> Given:
     """The queries in a file, or the points of a grid over the domain, such as 201x1024."""
-    path, mask, grid = Path(source), None, None
     with blame(source):
         check_resolution(domain)
-        if GRID.fullmatch(str(source)) and not path.is_file():
-            return grid_queries(str(source), domain)
-        if path.suffix in POINT_FILES:
-            file = read_points(path)
-            positions, _, mask = _padded(file.queries(np.arange(len(file))))
-        elif path.suffix == ".npz":
-            positions = _batched("queries", _read_npz(path, ("queries",))["queries"])
-        elif path.suffix == ".csv":
-            positions = _read_csv(path, domain.axes, "the axes")[None]
-        elif path.suffix == MESH:
-            positions = mesh_positions(read_mesh(path), _needed(labels))
-        elif path.suffix == GRID_FILE:
-            positions, grid = grid_positions(path, read_grid(path), _needed(labels))
-        else:
+        if GRID.fullmatch(str(source)) and not Path(source).is_file():
+            return _grid_queries(str(source), domain)
+        asked = _read(Path(source), domain.axes, 0, labels)
+        if asked is None:
             raise ValueError(
                 "queries must be an .h5, .npz, .csv, .vtu or .nc file, or a grid such as 201x1024"
             )
-        check_queries(positions, domain, positions)
-    return Queries(positions, grid, mask)
+        check_queries(asked.positions, domain, asked.positions)
+    return asked
 
 
-def grid_queries(text: str, domain: Domain) -> Queries:
+def _grid_queries(text: str, domain: Domain) -> Given:
     """Evenly spaced points from one end of each axis to the other, the last axis fastest."""
     counts = tuple(map(int, text.split("x")))
     if len(counts) != domain.axes or not 1 <= min(counts) <= max(counts) < 2**31:
@@ -173,23 +130,49 @@ def grid_queries(text: str, domain: Domain) -> Queries:
         )
     axes = [torch.linspace(0, 1, count) for count in counts]
     unit = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
-    return Queries(domain.from_unit(unit[None]), grid=counts)
+    return Given(domain.from_unit(unit[None]), grid=counts)
 
 
-def _padded(points: tuple[Array, Array, Array]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows of unequal length as one batch, with a mask where they are unequal."""
-    ragged = Ragged.of(*map(torch.from_numpy, points))
-    return ragged.take(torch.arange(len(ragged.sizes)), None)
+def _read(path: Path, axes: int, channels: int, labels: Labels | None) -> Given | None:
+    """Observations of so many channels or, of none, queries; None where the ending is not known."""
+    if path.suffix in (".h5", ".hdf5"):
+        return _read_points(path, channels)
+    if path.suffix == ".npz":
+        return _read_npz(path, channels)
+    if path.suffix == ".csv":
+        return _read_csv(path, axes, channels)
+    if path.suffix not in (".vtu", ".nc"):
+        return None
+    if labels is None:
+        raise ValueError("only a run folder knows the names by which such a file is read")
+    labels = labels if channels else replace(labels, values=())
+    return _read_vtu(path, labels) if path.suffix == ".vtu" else _read_netcdf(path, labels)
 
 
-def _npz_observations(path: Path) -> Observations:
-    arrays = _read_npz(path, ("positions", "values"), ("condition", "mask"))
+def _read_points(path: Path, channels: int) -> Given:
+    file = read_points(path)
+    rows = np.arange(len(file))
+    points = file.observations(rows) if channels else file.queries(rows)
+    positions, values, mask = Ragged.of(*points).take()
+    condition = torch.from_numpy(file.conditions(rows)) if file.condition else None
+    return Given(positions, values, condition, mask, file=file)
+
+
+def _read_npz(path: Path, channels: int) -> Given:
+    names = ("positions", "values") if channels else ("queries",)
+    more = ("condition", "mask") if channels else ()
+    expected = f"an .npz file with {' and '.join(names)}"
+    with reading(path, expected), np.load(path, allow_pickle=False) as file:
+        missing = [name for name in names if name not in file]
+        if missing:
+            raise DataError(f"{path}: has no array {' or '.join(missing)}")
+        arrays = {name: file[name] for name in (*names, *more) if name in file}
     mask, condition = arrays.get("mask"), arrays.get("condition")
     if mask is not None and mask.dtype != np.bool_:
         raise ValueError(f"mask must be bool, got {mask.dtype}")
-    return Observations(
-        _batched("positions", arrays["positions"]),
-        _batched("values", arrays["values"]),
+    return Given(
+        _batched(names[0], arrays[names[0]]),
+        _batched("values", arrays["values"]) if channels else None,
         None if condition is None else _batched("condition", condition, rank=2),
         None if mask is None else torch.from_numpy(np.atleast_2d(mask)),
     )
@@ -206,16 +189,8 @@ def _batched(name: str, array: Array, rank: int = 3) -> Tensor:
     return tensor if array.ndim == rank else tensor[None]
 
 
-def _read_npz(path: Path, names: tuple[str, ...], more: tuple[str, ...] = ()) -> dict[str, Array]:
-    expected = f"an .npz file with {' and '.join(names)}"
-    with reading(path, expected), np.load(path, allow_pickle=False) as file:
-        missing = [name for name in names if name not in file]
-        if missing:
-            raise DataError(f"{path}: has no array {' or '.join(missing)}")
-        return {name: file[name] for name in (*names, *more) if name in file}
-
-
-def _read_csv(path: Path, columns: int, meaning: str) -> Float[Tensor, "n k"]:
+def _read_csv(path: Path, axes: int, channels: int) -> Given:
+    columns, meaning = axes + channels, "the axes, then the values" if channels else "the axes"
     with reading(path, f"a .csv file of {columns} columns ({meaning})"):
         names, *lines = path.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
     if not names or all(map(_is_number, names.split(","))):
@@ -226,7 +201,8 @@ def _read_csv(path: Path, columns: int, meaning: str) -> Float[Tensor, "n k"]:
     if table.shape[1] != columns:
         found = table.shape[1] or "none"
         raise ValueError(f"expected lines of {columns} numbers ({meaning}), got {found}")
-    return torch.from_numpy(table)
+    numbers = torch.from_numpy(table)[None]
+    return Given(numbers[..., :axes], numbers[..., axes:])
 
 
 def _is_number(text: str) -> bool:
@@ -237,18 +213,74 @@ def _is_number(text: str) -> bool:
     return True
 
 
+def _names(labels: Sequence[Label | str]) -> list[str]:
+    return [label if isinstance(label, str) else label.name for label in labels]
+
+
+def _read_vtu(path: Path, labels: Labels) -> Given:
+    """One sample; axes that were not trained on, as z in a plane, are left out."""
+    mesh, axes = read_mesh(path), _names(labels.axes)
+    named = [*map("xyz".index, axes)] if set(axes) <= {*"xyz"} else [*range(len(axes))]
+    positions = torch.from_numpy(mesh.points[:, named].astype(np.float32))[None]
+    columns = [_point_data(path, mesh, name) for name in _names(labels.values)]
+    values = None
+    if columns:
+        values = torch.from_numpy(np.stack(columns, axis=-1).astype(np.float32))[None]
+    return Given(positions, values, mesh=mesh)
+
+
+def _point_data(path: Path, mesh: Any, name: str) -> Float[Array, " n"]:
+    """One channel; of a vector it is called by the vector's name and its number."""
+    vector, _, number = name.rpartition(" ")
+    for known, column in ((name, 0), (vector, int(number) if number.isdigit() else 0)):
+        if known in mesh.point_data:
+            table = np.reshape(mesh.point_data[known], (len(mesh.points), -1))
+            if column < table.shape[1]:
+                return np.asarray(table[:, column])
+    there = ", ".join(mesh.point_data) or "none"
+    raise DataError(f"{path}: has no point data {name!r}; it has {there}")
+
+
+def _read_netcdf(path: Path, labels: Labels) -> Given:
+    """Points of a grid, the last axis fastest; of its values NaN is left out."""
+    data, axes, channels = read_netcdf(path), _names(labels.axes), _names(labels.values)
+    missing = [name for name in axes + channels if name not in data and name not in data.dims]
+    if missing:
+        there = ", ".join(map(str, data.variables)) or "none"
+        raise DataError(f"{path}: has no variable {missing[0]!r}; it has {there}")
+    lines = [np.asarray(data[name]) for name in axes]
+    points = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).astype(np.float32)
+    positions, shape = torch.from_numpy(points.reshape(1, -1, len(axes))), points.shape[:-1]
+    if not channels:
+        return Given(positions, grid=shape)
+    counted = [name for name in data[channels[0]].dims if name not in axes]
+    if len(counted) > 1:
+        names = ", ".join(map(str, counted))
+        raise DataError(f"{path}: more than one dimension counts samples: {names}")
+    arrays = [data[name].transpose(*counted, *axes).values for name in channels]
+    values = np.stack(arrays, axis=-1).reshape(-1, positions.shape[1], len(arrays))
+    real = np.isfinite(values).all(axis=-1)
+    conditions, condition = _names(labels.condition), None
+    if conditions and all(name in data for name in conditions):
+        numbers = [np.atleast_1d(data[name].values) for name in conditions]
+        condition = torch.from_numpy(np.stack(numbers, axis=-1).astype(np.float32))
+    return Given(
+        positions.expand(len(values), -1, -1),
+        torch.from_numpy(np.where(real[..., None], values, 0).astype(np.float32)),
+        condition,
+        None if real.all() else torch.from_numpy(real),
+        samples=data[counted[0]] if counted else None,
+    )
+
+
 @dataclass(frozen=True)
 class PredictionLabels:
-    """Names and units of axes and predicted channels; triangles between the queries.
-
-    `mesh` is the one that the queries were read from, and `samples` the coordinate of a netCDF file
-    that counts them.
-    """
+    """Names and units of axes and predicted channels, and what the inputs lend to the answer."""
 
     axes: tuple[Label, ...]
     targets: tuple[Label, ...]
-    cells: Array | None = None
     found: bool = True
+    cells: Array | None = None
     mesh: Any = None
     samples: Any = None
 
@@ -265,22 +297,17 @@ def run_labels(run: Path | str) -> Labels | None:
 
 
 def find_labels(
-    observations: Path, queries: Path | str, axes: int, channels: int, known: Labels | None = None
+    given: Given, asked: Given, channels: int, known: Labels | None = None
 ) -> PredictionLabels:
     """What the point files among the inputs say, or the run; numbers where nothing is known."""
-    for path in (Path(queries), observations):
-        if path.suffix in POINT_FILES and path.is_file():
-            file = read_points(path)
-            if (file.domain.axes, file.output_channels) == (axes, channels):
-                cells = file.cells(0) if path == Path(queries) else None
-                return PredictionLabels(file.axes, file.targets, cells)
+    axes = asked.positions.shape[-1]
+    for file in (asked.file, given.file):
+        if file is not None and (file.domain.axes, file.output_channels) == (axes, channels):
+            cells = file.cells(0) if file is asked.file else None
+            return PredictionLabels(file.axes, file.targets, cells=cells)
     if known is not None and (len(known.axes), len(known.targets)) == (axes, channels):
-        mesh = read_mesh(Path(queries)) if Path(queries).suffix == MESH else None
-        samples = None
-        if observations.suffix == GRID_FILE:
-            samples = grid_samples(observations, read_grid(observations), known)
         parts = known.complete("axes", axes), known.complete("targets", channels)
-        return PredictionLabels(*parts, mesh=mesh, samples=samples)
+        return PredictionLabels(*parts, mesh=asked.mesh, samples=given.samples)
     names = tuple(Label(f"axis {number}") for number in range(axes))
     targets = tuple(Label(f"prediction {k}") for k in range(channels))
     return PredictionLabels(names, targets, found=False)
@@ -313,14 +340,10 @@ def csv_table(header: Iterable[str], lines: Iterable[Iterable[object]]) -> bytes
     return text.getvalue().encode()
 
 
-def _title(label: Label) -> str:
-    return f"{label.name} [{label.unit}]" if label.unit else label.name
-
-
 def _csv(arrays: Arrays, labels: PredictionLabels) -> bytes:
     predictions = arrays["predictions"]
     queries = np.broadcast_to(arrays["queries"], (*predictions.shape[:2], len(labels.axes)))
-    titles = [_title(label) for label in (*labels.axes, *labels.targets)]
+    titles = map(str, (*labels.axes, *labels.targets))
     text = io.StringIO()
     for row, (where, found) in enumerate(zip(queries, predictions, strict=True)):
         real = slice(None)
@@ -334,9 +357,7 @@ def _csv(arrays: Arrays, labels: PredictionLabels) -> bytes:
 def _npz(arrays: Arrays, labels: PredictionLabels) -> bytes:
     buffer = io.BytesIO()
     named = {"axes_names": labels.axes, "channel_names": labels.targets} if labels.found else {}
-    names: Arrays = {
-        key: np.array([_title(each) for each in known]) for key, known in named.items()
-    }
+    names: Arrays = {key: np.array([*map(str, known)]) for key, known in named.items()}
     np.savez_compressed(buffer, **arrays, **names)
     return buffer.getvalue()
 
@@ -363,7 +384,7 @@ def _vtu(arrays: Arrays, labels: PredictionLabels) -> bytes:
     points = np.zeros((queries.shape[1], 3))
     points[:, : queries.shape[2]] = queries[0]
     fields = {
-        _title(label) + f" sample {row}" * (len(predictions) > 1): found[:, channel]
+        str(label) + f" sample {row}" * (len(predictions) > 1): found[:, channel]
         for row, found in enumerate(predictions)
         for channel, label in enumerate(labels.targets)
     }

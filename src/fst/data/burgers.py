@@ -16,18 +16,17 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from fst.types import check_argument
+from fst.types import check_argument, check_finite, check_tensor
 
 VISCOSITIES = (0.001, 0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 1.0, 2.0, 4.0)
 # Just below Harten's bound of ½, and no round number: were speeds that are round numbers to ask for
-# a whole number of substeps, rounding would decide which. `_window` rounds with the same care.
+# a whole number of substeps, rounding would decide which. `_advance` rounds with the same care.
 COURANT = 0.4951
 _OFF_TIES = 0.9999
 
@@ -160,22 +159,14 @@ def _checked(
     """The viscosities, one a row, and the times, in float64; raises on what cannot be solved."""
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
-    for name, value in (("initial", initial), ("times", times)):
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"{name} must be a tensor of real numbers, got {got}")
-    if initial.ndim != 2 or initial.shape[1] < 2:
+    for name, value, shape in (("initial", initial, "b n"), ("times", times, "t")):
+        check_tensor(name, value, shape)
+        check_finite(name, value)
+    if initial.shape[1] < 2:
         raise ValueError(f"initial must be (b n) with n at least 2, got {tuple(initial.shape)}")
-    if not initial.isfinite().all():
-        raise ValueError("initial must be finite, got NaN or infinity")
-    if times.ndim != 1 or len(times) == 0:
-        raise ValueError(f"times must be (t,) with at least one entry, got {tuple(times.shape)}")
     moments = times.tolist()
-    if not times.isfinite().all() or moments[0] < 0:
-        raise ValueError(f"times must be finite and at least 0, got {min(moments)} among them")
-    for earlier, later in pairwise(moments):
-        if earlier >= later:
-            raise ValueError(f"times must increase, got {earlier} before {later}")
+    if not moments or moments[0] < 0 or any(a >= b for a, b in pairwise(moments)):
+        raise ValueError(f"times must be some that increase from at least 0, got {moments!s:.80}")
     if not isinstance(viscosity, Tensor):
         check_argument("viscosity", viscosity, float)
     viscosities = torch.as_tensor(viscosity, dtype=torch.float64, device=initial.device)
@@ -238,64 +229,47 @@ def _subdivided(values: Float[Tensor, "b n"], subcells: int) -> Float[Tensor, "b
     return (values[..., None] + tilt * linear + bend * square).flatten(start_dim=1)
 
 
-class _Window(NamedTuple):
-    """How each trajectory gets across one window of time; rows ordered by falling substeps."""
-
-    order: Int[Tensor, " b"]
-    shift: Int[Tensor, " b"]  # whole fine cells that the moving frame travels
-    velocity: Float[Tensor, "b 1"]  # of that frame
-    duration: Float[Tensor, "b 1"]  # of one substep
-    active: list[int]  # how many rows take part in each substep, and a last 0
-
-
-def _window(values: Float[Tensor, "b m"], length: float, subcells: int) -> _Window:
-    """A frame that moves by whole cells near the middle of u's range, and substeps by its speeds.
-
-    The slower values are in the frame, the fewer substeps the Courant number asks for.
-    """
-    low, high = values.double().aminmax(dim=1)
-    cell = subcells / values.shape[1]  # of the caller's grid
-    shift = torch.round((low + high) / 2 * length / cell * _OFF_TIES)
-    velocity = shift * cell / length
-    fastest = torch.maximum(high - velocity, velocity - low)
-    substeps = (fastest * length * values.shape[1] / COURANT).ceil().clamp_min(1).long()
-    substeps, order = substeps.sort(descending=True, stable=True)
-    counts = np.asarray(substeps.tolist())  # the window's only wait for the device
-    active = np.searchsorted(-counts, -np.arange(counts[0] + 1), side="left").tolist()
-    return _Window(
-        order=order,
-        shift=(shift * subcells).long(),
-        velocity=velocity[order, None].to(values.dtype),
-        duration=length / substeps[:, None],
-        active=active,
-    )
-
-
 def _advance(
     values: Float[Tensor, "b m"], diffusivity: Float[Tensor, "b 1"], length: float, subcells: int
 ) -> Float[Tensor, "b m"]:
-    """The state after a window of time."""
-    cells = values.shape[1]
-    window = _window(values, length, subcells)
-    ratio = (window.duration * cells / 2).to(values.dtype)
-    half_step = _damping(diffusivity[window.order] * window.duration / 2, cells).to(values.dtype)
-    step = half_step.square()
+    """The state after a window of time.
 
-    moving = values[window.order] - window.velocity
-    moving = _filtered(moving, half_step)
+    Each trajectory is followed in a frame that moves by whole cells near the middle of u's range:
+    the slower values are in the frame, the fewer substeps the Courant number asks for. Rows are
+    ordered by falling substeps.
+    """
+    cells = values.shape[1]
+    low, high = values.double().aminmax(dim=1)
+    cell = subcells / cells  # of the caller's grid
+    shift = torch.round((low + high) / 2 * length / cell * _OFF_TIES)
+    velocity = shift * cell / length  # of the frame
+    fastest = torch.maximum(high - velocity, velocity - low)
+    substeps = (fastest * length * cells / COURANT).ceil().clamp_min(1).long()
+    substeps, order = substeps.sort(descending=True, stable=True)
+    velocity = velocity[order, None].to(values.dtype)
+    duration = length / substeps[:, None]  # of one substep
+    counts = np.asarray(substeps.tolist())  # the window's only wait for the device
+    # How many rows take part in each substep, and a last 0.
+    active = np.searchsorted(-counts, -np.arange(counts[0] + 1), side="left").tolist()
+
+    ratio = (duration * cells / 2).to(values.dtype)
+    half_step = _damping(diffusivity[order] * duration / 2, cells).to(values.dtype)
+    step = half_step.square()
+    moving = _filtered(values[order] - velocity, half_step)
     # A GPU's transforms are planned for each number of rows: few numbers, at the price of some rows
     # that are advanced in vain.
     grain = max(1, len(values) // 32)
-    for now, after in pairwise(window.active):
+    for now, after in pairwise(active):
         rows = min(len(values), -(-now // grain) * grain)
         advected = _advected(moving[:rows], ratio[:rows])
         # Two half steps of diffusion that meet are one whole step, save in rows that end here.
         factors = torch.cat([step[:after], half_step[after:rows]])
         moving[:now] = _filtered(advected, factors)[:now]
-    moving += window.velocity
+    moving += velocity
 
-    column = torch.arange(cells, device=values.device) - window.shift[:, None]
-    return moving[window.order.argsort()[:, None], column.remainder_(cells)]
+    travelled = (shift * subcells).long()  # whole fine cells
+    column = torch.arange(cells, device=values.device) - travelled[:, None]
+    return moving[order.argsort()[:, None], column.remainder_(cells)]
 
 
 def _damping(duration: Float[Tensor, "b 1"], cells: int) -> Float[Tensor, "b k"]:

@@ -30,7 +30,7 @@ from fst.data.files import (
     Plan,
     Produce,
     Provenance,
-    first_not_finite,
+    check_rows_finite,
     read_provenance,
     reading_hdf5,
     runs,
@@ -373,12 +373,7 @@ class TrajectoryFile:
             for run in runs(rows, size):
                 first, count = int(rows[run.start]), run.stop - run.start
                 stored.read_direct(buffer, np.s_[first : first + count], np.s_[:count])
-                bad = first_not_finite(buffer[:count])
-                if bad is not None:
-                    raise DataError(
-                        f"{self.path}: trajectory {first + bad} holds NaN or infinity; "
-                        "expected finite numbers"
-                    )
+                check_rows_finite(self.path, "trajectory", buffer[:count], rows[run])
                 yield run, torch.from_numpy(buffer[:count])
 
 

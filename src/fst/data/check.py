@@ -4,14 +4,13 @@ Enters: a data file of any layout, a folder of them, or images in class folders 
 description, in words and numbers. Every number is read, and every image decoded, once.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
 import numpy as np
-from torch import Tensor
+from jaxtyping import Float
 
 from fst.data import burgers_data, darcy_data, point_files, point_samples
 from fst.data.files import DataError, Provenance, reading_hdf5
@@ -44,40 +43,26 @@ class Description:
     grid: tuple[int, ...] | None = None
 
 
-class _Range(RunningMoments):
-    """Least, greatest, mean and standard deviation of numbers seen a block at a time."""
+class _Ranges(RunningMoments):
+    """Least, greatest, mean and standard deviation of each named channel, block by block."""
 
-    def __init__(self) -> None:
-        super().__init__(channels=1)
-        self.least, self.greatest = math.inf, -math.inf
+    def __init__(self, *names: str) -> None:
+        super().__init__(len(names))
+        self.names = names
+        self.least, self.greatest = np.full(len(names), np.inf), np.full(len(names), -np.inf)
 
-    def see(self, block: np.ndarray | Tensor) -> None:
-        numbers = np.asarray(block, dtype=np.float32).reshape(-1, 1)
-        super().see(numbers)
-        self.least = min(self.least, numbers.min())
-        self.greatest = max(self.greatest, numbers.max())
-
-    def __str__(self) -> str:
-        mean, std = self.mean[0], self.std[0]
-        return (
-            f"{self.least:.4g} to {self.greatest:.4g}, mean {mean:.4g}, "
-            f"standard deviation {std:.4g}"
-        )
-
-
-class _Channels:
-    """The range of each channel by its name, a line each."""
-
-    def __init__(self, labels: tuple[point_files.Label, ...]) -> None:
-        self.ranges = {label: _Range() for label in labels}
-
-    def see(self, block: np.ndarray | None) -> None:
-        if block is not None:
-            for found, column in zip(self.ranges.values(), block.T, strict=True):
-                found.see(column)
+    def see(self, block: Float[np.ndarray, "n c"]) -> None:
+        super().see(block)
+        self.least = np.minimum(self.least, block.min(axis=0))
+        self.greatest = np.maximum(self.greatest, block.max(axis=0))
 
     def __str__(self) -> str:
-        lines = [f"{_names((label,))}: {found}" for label, found in self.ranges.items()]
+        columns = zip(self.names, self.least, self.greatest, self.mean, self.std, strict=True)
+        lines = [
+            f"{name}: " * bool(name)
+            + f"{least:.4g} to {greatest:.4g}, mean {mean:.4g}, standard deviation {std:.4g}"
+            for name, least, greatest, mean, std in columns
+        ]
         return "\n".join(lines) or "none"
 
 
@@ -125,9 +110,9 @@ def check_folder(folder: Path) -> Iterator[Description]:
 
 def _check_trajectories(path: Path) -> Description:
     file = burgers_data.open_trajectories(path)
-    seen = _Range()
+    seen = _Ranges("")
     for _, block in file.blocks(np.arange(file.rows)):
-        seen.see(block)
+        seen.see(block.reshape(-1, 1).numpy())
     times, cells = file.grid
     facts = (
         ("trajectories", f"{file.rows:,}"),
@@ -142,11 +127,11 @@ def _check_trajectories(path: Path) -> Description:
 
 def _check_fields(path: Path) -> Description:
     reflected = path.stem.endswith("_reflected")
-    file = darcy_data.open_reflected(path) if reflected else darcy_data.open_fields(path)
-    inputs, solutions = _Range(), _Range()
+    file = darcy_data.open_fields(path, reflected=reflected)
+    inputs, solutions = _Ranges(""), _Ranges("")
     for _, high, block in file.blocks(np.arange(len(file))):
-        inputs.see(high)
-        solutions.see(block)
+        inputs.see(high.reshape(-1, 1).float().numpy())
+        solutions.see(block.reshape(-1, 1).numpy())
     facts = (
         ("samples", f"{len(file):,}" + (", each with 4 reflections" if reflected else "")),
         ("grid", f"{file.resolution} × {file.resolution}"),
@@ -161,7 +146,9 @@ def _check_points(path: Path) -> Description:
     file = point_files.read_points(path)
     if file.partition is not None:
         point_files.check_trainable(path, file.partition, len(file))
-    values, targets, conditions = map(_Channels, (file.values, file.targets, file.condition))
+    values, targets, conditions = (
+        _Ranges(*map(str, labels)) for labels in (file.values, file.targets, file.condition)
+    )
     learnable = point_samples.TargetCheck(file)
     for rows in file.blocks():
         values.see(file.observations(rows).values)
@@ -174,7 +161,7 @@ def _check_points(path: Path) -> Description:
     facts = (
         ("samples", f"{len(file):,}"),
         ("domain", f"{file.domain.low} to {file.domain.high}"),
-        ("axes", _names(file.axes)),
+        ("axes", ", ".join(map(str, file.axes))),
         ("values", str(values)),
         ("targets", str(targets)),
         ("condition", str(conditions)),
@@ -195,10 +182,6 @@ def _provenance_facts(provenance: Provenance | None) -> tuple[tuple[str, str], .
     if provenance is None:
         return (("provenance", "none stored: not made by fst"),)
     return tuple((name, str(value)) for name, value in provenance.items())
-
-
-def _names(labels: tuple[point_files.Label, ...]) -> str:
-    return ", ".join(f"{name} [{unit}]" if unit else name for name, unit in labels)
 
 
 def _sizes(offsets: np.ndarray) -> str:

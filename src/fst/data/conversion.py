@@ -70,9 +70,7 @@ def from_xarray(
     `sample` is the dimension that counts functions; the others are the axes.
     """
     if isinstance(data, str | Path):
-        xarray = optional_package("xarray", "netcdf")
-        with reading(Path(data), "a netCDF file"), xarray.open_dataset(data) as opened:
-            return from_xarray(opened.load(), values, targets, sample=sample, condition=condition)
+        data = read_netcdf(Path(data))
     names = [*values, *targets, *condition]
     missing = [name for name in names if name not in data]
     if missing or not targets or sample not in data[targets[0]].dims:
@@ -137,12 +135,15 @@ def from_table(
         given = rows[list(condition)].to_numpy(np.float64)
         if not np.array_equal(given, np.broadcast_to(given[0], given.shape), equal_nan=True):
             raise DataError(f"sample {label}: {', '.join(condition)} must not change within it")
-        numbers = given[0] if condition else None
-        there, where = rows[seen], rows[asked]
-        columns = ((there, coordinates), (there, values), (where, coordinates), (where, targets))
-        arrays = [frame[list(chosen)].to_numpy(np.float64) for frame, chosen in columns]
-        found = PointSample(arrays[0], arrays[1], arrays[2], arrays[3], numbers)
-        samples.append(replace(found, name=str(label)))
+        sample_points = PointSample(
+            rows.loc[seen, [*coordinates]].to_numpy(np.float64),
+            rows.loc[seen, [*values]].to_numpy(np.float64),
+            rows.loc[asked, [*coordinates]].to_numpy(np.float64),
+            rows.loc[asked, [*targets]].to_numpy(np.float64),
+            given[0] if condition else None,
+            name=str(label),
+        )
+        samples.append(sample_points)
     return _functions(samples, coordinates, values, targets, condition, units or {})
 
 
@@ -159,15 +160,9 @@ def from_meshes(
     which all points of all meshes agree, as z in a plane, is left out. Triangles (quadrilaterals
     are divided) are kept for pictures.
     """
-    meshio = optional_package("meshio", "mesh")
     if isinstance(meshes, str | Path):
         raise TypeError(f"meshes must be a sequence with one a sample, got {meshes!r}")
-    opened = []
-    for mesh in meshes:
-        if isinstance(mesh, str | Path):
-            with reading(Path(mesh), "a mesh that meshio reads"):
-                mesh = meshio.read(mesh)
-        opened.append(mesh)
+    opened = [read_mesh(Path(m)) if isinstance(m, str | Path) else m for m in meshes]
     if not opened:
         raise ValueError("meshes must hold at least one mesh, got none")
     everywhere = np.concatenate([mesh.points for mesh in opened])
@@ -176,30 +171,32 @@ def from_meshes(
     samples = []
     for row, mesh in enumerate(opened):
         points = mesh.points[:, kept]
-        channels = [_channels(row, mesh, names) for names in (values, targets)]
-        numbers = [float(field[row]) for field in given] or None
-        cells = _triangles(mesh) if len(kept) == 2 else None
-        name = Path(meshes[row]).stem if isinstance(meshes[row], str | Path) else None
-        sample = PointSample(points, channels[0], points, channels[1], numbers, cells=cells)
-        samples.append(replace(sample, name=name))
-    names = ([part for name in k for part in _parts(name, opened[0])] for k in (values, targets))
+        seen, asked = (_channels(row, mesh, names) for names in (values, targets))
+        sample = PointSample(
+            points,
+            np.stack([*seen.values()], axis=-1),
+            points,
+            np.stack([*asked.values()], axis=-1),
+            [float(field[row]) for field in given] or None,
+            cells=_triangles(mesh) if len(kept) == 2 else None,
+            name=Path(meshes[row]).stem if isinstance(meshes[row], str | Path) else None,
+        )
+        samples.append(sample)
     axes = ["xyz"[axis] for axis in kept]
-    return _functions(samples, axes, next(names), next(names), condition or {}, units or {})
+    return _functions(samples, axes, seen, asked, condition or {}, units or {})
 
 
-def _parts(name: str, mesh: Any) -> list[str]:
-    width = np.reshape(mesh.point_data[name], (len(mesh.points), -1)).shape[1]
-    return [name] if width == 1 else [f"{name} {part}" for part in range(width)]
-
-
-def _channels(row: int, mesh: Any, names: Sequence[str]) -> Float[np.ndarray, "n c"]:
-    missing = [name for name in names if name not in mesh.point_data]
-    if missing:
-        there = ", ".join(mesh.point_data) or "none"
-        raise DataError(f"mesh {row} has no point data {missing[0]!r}; it has {there}")
-    return np.concatenate(
-        [np.reshape(mesh.point_data[name], (len(mesh.points), -1)) for name in names], axis=1
-    )
+def _channels(row: int, mesh: Any, names: Sequence[str]) -> dict[str, Float[np.ndarray, " n"]]:
+    """Channels by name; of a vector they are called by its name and their numbers."""
+    found: dict[str, np.ndarray] = {}
+    for name in names:
+        if name not in mesh.point_data:
+            there = ", ".join(mesh.point_data) or "none"
+            raise DataError(f"mesh {row} has no point data {name!r}; it has {there}")
+        columns = np.reshape(mesh.point_data[name], (len(mesh.points), -1)).T
+        parts = [name] if len(columns) == 1 else [f"{name} {part}" for part in range(len(columns))]
+        found |= zip(parts, columns, strict=True)
+    return found
 
 
 def _triangles(mesh: Any) -> np.ndarray | None:
@@ -241,8 +238,7 @@ def _functions(
     if not samples:
         raise ValueError("there must be at least one sample, got none")
     parts = (axes, values, targets, condition)
-    named = [tuple(Label(name, units.get(name, "")) for name in part) for part in parts]
-    labels = Labels(named[0], named[1], named[2], named[3])
+    labels = Labels(*([Label(name, units.get(name, "")) for name in part] for part in parts))
     return PointFunctions(samples, bounding_box(samples), labels)
 
 
@@ -252,6 +248,20 @@ def bounding_box(samples: Sequence[PointSample]) -> Domain:
     low = np.min([points.min(axis=0) for points in everywhere], axis=0)
     high = np.max([points.max(axis=0) for points in everywhere], axis=0)
     return Domain(tuple(low.tolist()), tuple(high.tolist()))
+
+
+def read_mesh(path: Path) -> Any:
+    """One mesh, by meshio."""
+    meshio = optional_package("meshio", "mesh")
+    with reading(path, "a mesh that meshio reads"):
+        return meshio.read(path)
+
+
+def read_netcdf(path: Path) -> Any:
+    """A netCDF file as an xarray `Dataset`, in memory."""
+    xarray = optional_package("xarray", "netcdf")
+    with reading(path, "a netCDF file"), xarray.open_dataset(path) as opened:
+        return opened.load()
 
 
 def optional_package(name: str, extra: str) -> Any:

@@ -32,7 +32,7 @@ from fst.data.files import (
     Plan,
     Produce,
     Provenance,
-    first_not_finite,
+    check_rows_finite,
     provenance_text,
     read_provenance,
     reading,
@@ -107,9 +107,10 @@ class DarcyData(MadeData):
         return {self._path(folder, which): (which,) for which in kinds}
 
     def _path(self, folder: Path, which: str) -> Path:
+        """NeuralOperator's name; that of reflected training samples has an ending."""
         if which == "reflected":
-            return folder / file_name("train", self.resolution, "_reflected")
-        return folder / file_name(which, self.resolution)
+            return folder / f"darcy_train_{self.resolution}_reflected.pt"
+        return folder / f"darcy_{which}_{self.resolution}.pt"
 
     def plan(self, path: Path, device: torch.device, *part: Any) -> tuple[Plan, Produce, int]:
         if not 1 <= self.resolution < self.fine or self.fine % self.resolution:
@@ -184,7 +185,7 @@ class DarcyData(MadeData):
         if self.symmetries == "transpose":
             return SquareSamples(*(field[:, None] for field in fields)), validation
         path = self._path(folder, "reflected")
-        reflected = open_reflected(path)
+        reflected = open_fields(path, reflected=True)
         if reflected.rows is None or not np.array_equal(reflected.rows, partition.training):
             raise DataError(f"{path}: holds other rows than the training split of {train.path}")
         moved = _read(reflected, np.arange(len(reflected)), device)
@@ -220,7 +221,7 @@ class DarcyData(MadeData):
 
     def opened(self, path: Path, *part: Any) -> tuple["FieldFile", Partition]:
         if part == ("reflected",):
-            file = open_reflected(path)
+            file = open_fields(path, reflected=True)
             return file, Partition.consecutive(len(file), 0, 0)
         file = open_fields(path)
         if file.resolution != self.resolution:
@@ -300,11 +301,6 @@ class SquareSamples(MovedSamples):
         )
 
 
-def file_name(which: str, resolution: int, ending: str = "") -> str:
-    """NeuralOperator's name; reflected samples have an ending."""
-    return f"darcy_{which}_{resolution}{ending}.pt"
-
-
 @dataclass(frozen=True)
 class FieldFile:
     """Memory-mapped coefficients and solutions. The layout has been checked, the numbers not."""
@@ -325,15 +321,10 @@ class FieldFile:
     def blocks(self, rows: Int[np.ndarray, " n"]) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """The given rows in order, as (where they go, inputs, solutions), a block at a time."""
         for start in range(0, len(rows), _BLOCK_ROWS):
-            index = torch.from_numpy(rows[start : start + _BLOCK_ROWS])
-            solutions = self.solutions[index]
-            bad = first_not_finite(solutions.numpy())
-            if bad is not None:
-                raise DataError(
-                    f"{self.path}: solution {int(index[bad])} holds NaN or infinity; "
-                    "expected finite numbers"
-                )
-            yield slice(start, start + len(index)), self.inputs[index], solutions
+            some = rows[start : start + _BLOCK_ROWS]
+            inputs, solutions = self.inputs[some], self.solutions[some]
+            check_rows_finite(self.path, "solution", solutions.numpy(), some)
+            yield slice(start, start + len(some)), inputs, solutions
 
 
 def _read(file: FieldFile, rows: np.ndarray, device: torch.device | str) -> tuple[Tensor, Tensor]:
@@ -347,21 +338,9 @@ def _read(file: FieldFile, rows: np.ndarray, device: torch.device | str) -> tupl
     return coefficients, solutions
 
 
-def open_fields(path: Path) -> FieldFile:
-    """Check a NeuralOperator file's layout and map it into memory."""
-    return _open(path, LAYOUT, axes=3)
-
-
-def open_reflected(path: Path) -> FieldFile:
-    """Check a file of reflected samples and map it into memory."""
-    file = _open(path, REFLECTED, axes=4)
-    rows = file.rows
-    if rows is None or rows.shape != (len(file),) or file.inputs.shape[1] != 4:
-        raise DataError(f"{path}: expected {REFLECTED}, got x {tuple(file.inputs.shape)}")
-    return file
-
-
-def _open(path: Path, layout: str, axes: int) -> FieldFile:
+def open_fields(path: Path, *, reflected: bool = False) -> FieldFile:
+    """Check a file's layout, NeuralOperator's or that of reflected samples; map it into memory."""
+    layout, axes = (REFLECTED, 4) if reflected else (LAYOUT, 3)
     with reading(path, layout):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(content, dict):
@@ -373,9 +352,10 @@ def _open(path: Path, layout: str, axes: int) -> FieldFile:
             f"{path}: x and y must have one shape, "
             f"got {tuple(inputs.shape)} and {tuple(solutions.shape)}"
         )
-    rows = None if "rows" not in content else _tensor(path, content, "rows", torch.int64, 1, layout)
-    provenance = read_provenance(path, content.get(STORED))
-    return FieldFile(path, inputs, solutions, rows, provenance)
+    rows = _tensor(path, content, "rows", torch.int64, 1, layout) if reflected else None
+    if rows is not None and (len(rows) != len(inputs) or inputs.shape[1] != 4):
+        raise DataError(f"{path}: expected {layout}, got x {tuple(inputs.shape)}")
+    return FieldFile(path, inputs, solutions, rows, read_provenance(path, content.get(STORED)))
 
 
 def _tensor(

@@ -4,11 +4,12 @@ Enters: `PointSample`s in memory, or an `fst` point file, which is read a sample
 samples by number, and by `collate` a padded `Batch`: `DataLoader(data, collate_fn=fst.collate)`.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -17,10 +18,13 @@ from torch.utils.data import Dataset
 
 from fst.data.point_data import PointData, settings_for
 from fst.data.point_files import (
+    GROUPS,
+    Labels,
+    PointFile,
     PointFunctions,
     Points,
     PointSample,
-    checked_sample,
+    checked_samples,
     read_points,
 )
 from fst.data.point_samples import Ragged
@@ -49,7 +53,7 @@ class PointDataset(Dataset[PointSample]):
         """
         check_argument("queries", queries, int | None, least=1)
         self.queries = queries
-        self.samples: Any
+        self.samples: PointFile
         if isinstance(samples, str | Path):
             if domain is not None or split not in (None, *SPLITS):
                 raise ValueError(
@@ -57,7 +61,6 @@ class PointDataset(Dataset[PointSample]):
                     f"test, got domain={domain} and split={split!r}"
                 )
             self.samples = read_points(samples)
-            self.domain = self.samples.domain
             rows = np.arange(len(self.samples))
             if split is not None:
                 rows = getattr(PointData().partition(self.samples), split)
@@ -67,20 +70,20 @@ class PointDataset(Dataset[PointSample]):
                 domain, samples = domain or samples.domain, samples.samples
             if domain is None or split is not None:
                 raise ValueError("samples need a domain, and have no splits")
-            self.domain = domain
-            self.samples = _Listed(samples, domain)
+            self.samples = _Listed.of(samples, domain)
             self.rows = list(range(len(self.samples)))
         if not self.rows:
             raise ValueError("samples must hold at least one sample, got none")
-        self.value_channels: int = self.samples.value_channels
-        self.output_channels: int = self.samples.output_channels
-        self.condition_channels: int = self.samples.condition_channels
+        self.domain = self.samples.domain
+        self.value_channels = self.samples.value_channels
+        self.output_channels = self.samples.output_channels
+        self.condition_channels = self.samples.condition_channels
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, row: int) -> PointSample:
-        sample: PointSample = self.samples[self.rows[row]]
+        sample = self.samples[self.rows[row]]
         queries = np.asarray(sample.queries)
         if self.queries is None or self.queries >= len(queries):
             return sample
@@ -95,53 +98,55 @@ class PointDataset(Dataset[PointSample]):
         """Mean and standard deviation of each channel, over all observations and all targets."""
         values = RunningMoments(self.value_channels)
         targets = RunningMoments(self.output_channels)
-        for row in self.rows:
-            sample = self.samples[row]
-            values.see(sample.values)
-            targets.see(sample.targets)
+        for rows in self.samples.blocks(np.array(self.rows)):
+            values.see(self.samples.observations(rows).values)
+            targets.see(self.samples.queries(rows).values)
         return Statistics(*values.result(), *targets.result())
 
     def conditions(self) -> Float[Tensor, "n c"]:
         """The condition of every sample; without channels where there is none."""
-        if not self.condition_channels:
-            return torch.empty(len(self), 0)
-        return torch.from_numpy(np.stack([self.samples[row].condition for row in self.rows]))
+        return torch.from_numpy(self.samples.conditions(np.array(self.rows)))
 
 
-class _Listed:
-    """Samples in memory, asked as a file of points is (`Functions`)."""
+@dataclass(frozen=True)
+class _Listed(PointFile):
+    """Samples in memory, asked as a file of points is."""
 
-    path = "the samples"
+    samples: tuple[Any, ...]
 
-    def __init__(self, samples: Sequence[PointSample], domain: Domain) -> None:
-        if not len(samples):
+    @classmethod
+    def of(cls, samples: Sequence[PointSample], domain: Domain) -> "_Listed":
+        checked: tuple[Any, ...] = tuple(checked_samples(samples, domain))
+        if not checked:
             raise ValueError("samples must hold at least one sample, got none")
-        self.domain = domain
-        self.samples = [checked_sample(row, each, domain) for row, each in enumerate(samples)]
-        first: Any = self.samples[0]
-        self.value_channels, self.output_channels = first.values.shape[1], first.targets.shape[1]
-        self.condition_channels = 0 if first.condition is None else len(first.condition)
-        sizes = [len(np.asarray(each.positions)) for each in self.samples]
-        self.observation_offsets = np.cumsum([0, *sizes])
-
-    def __len__(self) -> int:
-        return len(self.samples)
+        return cls(
+            path=Path("the samples"),
+            domain=domain,
+            **Labels().of_samples(checked[0], domain),
+            observation_offsets=np.cumsum([0, *(len(each.positions) for each in checked)]),
+            query_offsets=np.cumsum([0, *(len(each.queries) for each in checked)]),
+            partition=None,
+            samples=checked,
+        )
 
     def __getitem__(self, row: int) -> PointSample:
-        return self.samples[row]
+        sample: PointSample = self.samples[row]
+        return sample
 
-    def blocks(self) -> Iterator[Int[np.ndarray, " k"]]:
-        yield np.arange(len(self))
+    def conditions(self, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"]:
+        numbers = [self.samples[row].condition if self.condition else () for row in rows]
+        return np.array(numbers, np.float32).reshape(len(rows), -1)
 
-    def observations(self, rows: Int[np.ndarray, " n"]) -> Points:
-        return _end_to_end([(self[row].positions, self[row].values) for row in rows.tolist()])
+    def _points(
+        self, group: str, offsets: np.ndarray, rows: np.ndarray, opened: h5py.File | None
+    ) -> Points:
+        return _end_to_end([self.samples[row] for row in rows], group)
 
-    def queries(self, rows: Int[np.ndarray, " n"]) -> Points:
-        return _end_to_end([(self[row].queries, self[row].targets) for row in rows.tolist()])
 
-
-def _end_to_end(parts: Sequence[tuple[Any, Any]]) -> Points:
-    positions, values = zip(*parts, strict=True)
+def _end_to_end(samples: Sequence[PointSample], group: str) -> Points:
+    positions, values = (
+        [np.asarray(getattr(sample, name)) for sample in samples] for name in GROUPS[group]
+    )
     sizes = np.array([len(each) for each in positions])
     return Points(np.concatenate(positions), np.concatenate(values), sizes)
 
@@ -151,16 +156,9 @@ def collate(samples: Sequence[PointSample]) -> Batch:
 
     Padding repeats a sample's first point, so that it is finite and inside the domain.
     """
-    observed = _padded([sample.positions for sample in samples], [s.values for s in samples])
-    queried = _padded([sample.queries for sample in samples], [s.targets for s in samples])
+    positions, values, mask = Ragged.of(*_end_to_end(samples, "observations")).take()
     condition = None
     if samples[0].condition is not None:
         condition = torch.from_numpy(np.stack([np.asarray(each.condition) for each in samples]))
-    return Batch(Observations(observed[0], observed[1], condition, observed[2]), *queried)
-
-
-def _padded(
-    positions: Sequence[Any], values: Sequence[Any]
-) -> tuple[Float[Tensor, "b n s"], Float[Tensor, "b n v"], Tensor | None]:
-    ragged = Ragged.of(*map(torch.from_numpy, _end_to_end([*zip(positions, values, strict=True)])))
-    return ragged.take(torch.arange(len(positions)))
+    observations = Observations(positions, values, condition, mask)
+    return Batch(observations, *Ragged.of(*_end_to_end(samples, "queries")).take())

@@ -56,6 +56,17 @@ def reading(path: Path, expected: str) -> Iterator[None]:
 
 
 @contextmanager
+def blame(source: Path | str) -> Iterator[None]:
+    """Name the file whose contents an error is about."""
+    try:
+        yield
+    except FileError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{source}: {error}") from None
+
+
+@contextmanager
 def reading_hdf5(path: Path, expected: str) -> Iterator[h5py.File]:
     """An HDF5 file to read, if all that it holds lies in it.
 
@@ -220,6 +231,17 @@ def first_not_finite(rows: np.ndarray) -> int | None:
         return None
     finite = np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
     return None if finite.all() else int(np.argmin(finite))
+
+
+def check_rows_finite(
+    path: Path, what: str, numbers: np.ndarray, rows: Int[np.ndarray, " n"]
+) -> None:
+    """Raise where one of the numbered `rows` holds NaN or infinity; `what` says what a row is."""
+    bad = first_not_finite(numbers)
+    if bad is not None:
+        raise DataError(
+            f"{path}: {what} {rows[bad]} holds NaN or infinity; expected finite numbers"
+        )
 
 
 def runs(rows: Int[np.ndarray, " n"], most: int | None = None) -> Iterator[slice]:

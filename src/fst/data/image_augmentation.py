@@ -72,19 +72,6 @@ def blur_matrix(std: Float[Tensor, " b"], size: int) -> Float[Tensor, "b size si
     return weights / weights.sum(dim=-1, keepdim=True)
 
 
-def resample(
-    images: UInt8[Tensor, "b 3 rows columns"],
-    down: Float[Tensor, "b height rows"],
-    across: Float[Tensor, "b width columns"],
-) -> Float[Tensor, "b 3 height width"]:
-    """R · image · Cᵀ, in [0, 1]: a bicubic filter overshoots at edges, and is clipped there."""
-    rows, columns = images.shape[2:]
-    # One product for all channels: they lie below each other as rows.
-    stacked = images.reshape(len(images), 3 * rows, columns).to(across.dtype)
-    wide = torch.bmm(stacked, across.mT).unflatten(1, (3, rows))  # b 3 rows width
-    return torch.matmul((down / 255.0)[:, None], wide).clamp_(0.0, 1.0)
-
-
 _ATTEMPTS = 10  # at a box that fits
 _BOX = 2 * _ATTEMPTS + 2
 _BLUR = (0.1, 2.0)  # least and greatest standard deviation, in pixels
@@ -199,13 +186,19 @@ def crop(
     flipped: Bool[Tensor, " b"],
     blurred: Float[Tensor, " b"] | None,
 ) -> Float[Tensor, "b 3 h w"]:
-    """The boxes resized to one size, mirrored where `flipped`, then blurred (0 is not at all)."""
+    """The boxes resized to one size, mirrored where `flipped`, then blurred (0 is not at all).
+
+    R · image · Cᵀ, in [0, 1]: a bicubic filter overshoots at edges, and is clipped there.
+    """
     down = sampling_matrix(boxes.top, boxes.height, images.shape[2], size[0])
     across = sampling_matrix(boxes.left, boxes.width, images.shape[3], size[1], flipped)
     if blurred is not None:
         down = torch.bmm(blur_matrix(blurred, size[0]), down)
         across = torch.bmm(blur_matrix(blurred, size[1]), across)
-    return resample(images, down, across)
+    # One product for all channels: they lie below each other as rows.
+    stacked = images.flatten(1, 2).to(across.dtype)  # b 3·rows columns
+    wide = torch.bmm(stacked, across.mT).unflatten(1, (3, -1))  # b 3 rows width
+    return torch.matmul((down / 255.0)[:, None], wide).clamp_(0.0, 1.0)
 
 
 def greyscale(images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b 1 h w"]:

@@ -65,14 +65,12 @@ class ImageData(DataSource, ImageAugmentation):
     """Threads that decode, or background processes of the streamed path; None is one a core."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, stored_size=1, held_out=0, split_seed=0, workers=1)
         if min(self.image_size) < 1 or self.resize < min(self.image_size):
             raise ValueError(
                 "image_size must be positive and resize at least its short side, "
                 f"got {self.image_size} and {self.resize}"
             )
-        if self.stored_size is not None and self.stored_size < 1:
-            raise ValueError(f"stored_size must be positive, got {self.stored_size}")
         for name in ("crop_scale", "crop_ratio"):
             low, high = getattr(self, name)
             if not 0 < low <= high or (name == "crop_scale" and high > 1):
@@ -80,12 +78,6 @@ class ImageData(DataSource, ImageAugmentation):
         for name in ("flip", "jitter", "erasing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
-        workers = 1 if self.workers is None else self.workers
-        if min(self.held_out or 0, self.split_seed) < 0 or workers < 1:
-            raise ValueError(
-                "held_out and split_seed must be at least 0 and workers at least 1, "
-                f"got {self.held_out}, {self.split_seed} and {self.workers}"
-            )
 
     def describe(self, folder: Path) -> tuple[str, ...]:
         """The names of the classes, sorted: class number i is the i-th of them."""
@@ -151,16 +143,15 @@ class ImageData(DataSource, ImageAugmentation):
         """
         changed: Any = recipe
         names = self.describe(folder)
-        fitted: Recipe = replace(
+        changed = replace(
             changed,
             data=replace(self, held_out=self.count_held_out(folder)),
             model=replace(changed.model, class_names=names),
         )
         if len(names) != PAPER_CLASSES:
-            changed, evaluation = fitted, changed.evaluation.without_paper()
-            fitted = replace(
-                changed, evaluation=evaluation, paper_parameters=None, paper_error=None
-            )
+            about = {"evaluation": changed.evaluation.without_paper()}
+            changed = replace(changed, **about, paper_parameters=None, paper_error=None)
+        fitted: Recipe = changed
         return fitted
 
     def shown(self, recipe: Recipe) -> Recipe:

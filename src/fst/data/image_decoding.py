@@ -203,11 +203,9 @@ def decoded(
     start = 0
     for views in looked_through(files, rows, view, threads):
         good = [(start + n, v) for n, v in enumerate(views) if not isinstance(v, Skipped)]
-        images = torch.empty(len(good), 3, *view.crop, dtype=torch.uint8)
-        for number, (_, pixels) in enumerate(good):
-            images[number] = torch.from_numpy(pixels)
+        images = np.array([pixels for _, pixels in good], np.uint8).reshape(-1, 3, *view.crop)
         which = np.array([position for position, _ in good], dtype=np.int64)
-        yield which, images, [v for v in views if isinstance(v, Skipped)]
+        yield which, torch.from_numpy(images), [v for v in views if isinstance(v, Skipped)]
         start += len(views)
 
 

@@ -6,15 +6,14 @@ training never waits for decoding. `StreamedImages` decodes in background proces
 images go through timm's transforms, which need torchvision.
 """
 
-import copy
 import hashlib
 import json
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -128,6 +127,7 @@ class LabelledRows(Rows):
         return {"skipped": [f"{item.name}: {item.reason}" for item in self.skipped]}
 
 
+@dataclass(eq=False, repr=False)
 class ResidentImages(LabelledRows):
     """Decoded images on the device, 8 bits a channel.
 
@@ -136,29 +136,21 @@ class ResidentImages(LabelledRows):
     model takes them.
     """
 
-    def __init__(
-        self,
-        pixels: UInt8[Tensor, "n 3 rows columns"],
-        labels: Int[Tensor, " n"],
-        class_names: tuple[str, ...],
-        names: tuple[str, ...],
-        skipped: tuple[Skipped, ...] = (),
-        *,
-        view: View | None = None,
-        augmentation: ImageAugmentation | None = None,
-    ) -> None:
-        if not len(pixels) == len(labels) == len(names):
+    pixels: UInt8[Tensor, "n 3 rows columns"]
+    labels: Int[Tensor, " k"]
+    class_names: tuple[str, ...]
+    names: tuple[str, ...]
+    skipped: tuple[Skipped, ...] = ()
+    view: View | None = field(default=None, kw_only=True)
+    augmentation: ImageAugmentation | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not len(self.pixels) == len(self.labels) == len(self.names):
             raise ValueError(
                 "pixels, labels and names must have one row for each image, "
-                f"got {len(pixels)}, {len(labels)} and {len(names)}"
+                f"got {len(self.pixels)}, {len(self.labels)} and {len(self.names)}"
             )
-        self.pixels = pixels
-        self.labels = labels.to(pixels.device)
-        self.class_names = class_names
-        self.names = names
-        self.skipped = skipped
-        self.view = view
-        self.augmentation = augmentation
+        self.labels = self.labels.to(self.pixels.device)
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -168,9 +160,7 @@ class ResidentImages(LabelledRows):
         return self.pixels.device
 
     def to(self, device: torch.device | str) -> Self:
-        moved = copy.copy(self)
-        moved.pixels, moved.labels = self.pixels.to(device), self.labels.to(device)
-        return moved
+        return replace(self, pixels=self.pixels.to(device))
 
     def augmentations(
         self, solutions: int, generator: torch.Generator
@@ -247,8 +237,9 @@ class StreamedImages(Streamed, LabelledRows):
         # A worker is one of many; who asks for a batch at once, always without a seed, has threads.
         threads = 1 if get_worker_info() is not None else max(1, self.workers)
         with ThreadPoolExecutor(threads) as pool:
-            items = pool.map(lambda row: self._decoded(row, asked.seed), asked.rows.tolist())
-            return _collated(items)
+            items = [*pool.map(lambda row: self._decoded(row, asked.seed), asked.rows.tolist())]
+        images, labels, skipped = zip(*items, strict=True)
+        return torch.stack(images), torch.tensor(labels), [one for some in skipped for one in some]
 
     def received(self, batch: tuple[Tensor, Tensor, list[Skipped]]) -> ImageBatch:
         images, labels, skipped = batch
@@ -297,10 +288,3 @@ class StreamedImages(Streamed, LabelledRows):
             return torch.from_numpy(self.view(image)).float() / 255.0
         with seeded(seed, row):
             return self.transform(image)
-
-
-def _collated(
-    items: Iterable[Item],
-) -> tuple[Float[Tensor, "b 3 h w"], Int[Tensor, " b"], list[Skipped]]:
-    images, labels, skipped = zip(*items, strict=True)
-    return torch.stack(images), torch.tensor(labels), [item for some in skipped for item in some]

@@ -5,10 +5,9 @@ file names or, where it names none, splits drawn by seed. Channels, axes and dom
 `PointData.describe` gives them to whoever builds the model.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +21,13 @@ from fst.data.point_files import (
     BLOCK_POINTS,
     PointFile,
     Points,
-    PointSample,
     check_trainable,
     read_points,
 )
 from fst.data.point_samples import PointSamples, StreamedPoints
 from fst.data.samples import Samples, Storage, stays_resident
 from fst.data.source import DataSource, Partition, Recipe, TestSplit, looked_at
-from fst.types import Domain, check_fields
+from fst.types import check_fields
 
 _MOST_WORKERS = 8
 _DIGESTED_BYTES = 8 * 2**30  # of a split that is read whole to be known again
@@ -61,9 +59,7 @@ class PointData(DataSource):
     """Background processes that read streamed points; None is one a core, up to eight."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers must be at least 1, got {self.workers}")
+        check_fields(self, workers=1)
         fractions = self.validation_fraction, self.test_fraction
         if not (fractions[0] > 0 and fractions[1] >= 0 and sum(fractions) < 1):
             raise ValueError(
@@ -71,13 +67,10 @@ class PointData(DataSource):
                 f"together below 1, got {fractions[0]} and {fractions[1]}"
             )
 
-    def locate(self, folder: Path | str) -> Path:
-        folder = Path(folder)
-        return folder / self.file if folder.is_dir() else folder
-
     def describe(self, folder: Path | str) -> PointFile:
-        """Domain, channels, names and units of the file."""
-        return read_points(self.locate(folder))
+        """Domain, channels, names and units of the file, given by its path or its folder."""
+        folder = Path(folder)
+        return read_points(folder / self.file if folder.is_dir() else folder)
 
     def labels(self, folder: Path) -> dict[str, list[list[str]]]:
         file = self.describe(folder)
@@ -97,9 +90,7 @@ class PointData(DataSource):
         """Those of training and validation; without channels where there are none."""
         file = self.describe(folder)
         partition = self.partition(file)
-        rows = np.concatenate((partition.training, partition.validation))
-        found = file.conditions(rows)
-        return np.empty((len(rows), 0), np.float32) if found is None else found
+        return file.conditions(np.concatenate((partition.training, partition.validation)))
 
     def prepare(
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
@@ -154,33 +145,32 @@ class PointData(DataSource):
 
         A model that was fitted before must fit as it is: what the file decides is not for options.
         """
-        model: Any = getattr(recipe, "model")  # noqa: B009 (any dataclass with a model)
-        file, default = self.describe(folder), type(model)()
-        decided = _decided(file, model)
-        if any(getattr(model, name) != getattr(default, name) for name in decided):
-            shown = [
-                f"model.{name} cannot be {given}: it comes from this file, which has {found}"
-                for name, (given, found) in _differences(model, file).items()
-            ]
-            if shown:
-                raise DataError(f"{file.path}: {'; '.join(shown)}")
-            return recipe
         changed: Any = recipe
-        fitted: Recipe = replace(changed, model=replace(model, **settings_for(model, file)))
-        return fitted
+        model, file = changed.model, self.describe(folder)
+        decided, default = _decided(file, model), type(model)()
+        if all(getattr(model, name) == getattr(default, name) for name in decided):
+            fitted: Recipe = replace(changed, model=replace(model, **settings_for(model, file)))
+            return fitted
+        shown = [
+            f"model.{name} cannot be {given}: it comes from this file, which has {found}"
+            for name, (given, found) in _differences(model, decided).items()
+        ]
+        if shown:
+            raise DataError(f"{file.path}: {'; '.join(shown)}")
+        return recipe
 
     def on_domain(self, model: Any, folder: Path) -> Any:
         """Weights know the unit box alone: they serve any domain with as many axes."""
-        domain = self.describe(folder).domain
-        if model.domain.axes != domain.axes:
+        file = self.describe(folder)
+        if model.domain.axes != file.domain.axes:
             raise DataError(
-                f"{self.locate(folder)}: has {domain.axes} axes, the weights {model.domain.axes}"
+                f"{file.path}: has {file.domain.axes} axes, the weights {model.domain.axes}"
             )
-        return replace(model, low=domain.low, high=domain.high)
+        return replace(model, low=file.domain.low, high=file.domain.high)
 
     def check_fits(self, recipe: Any, run: Path, folder: Path) -> None:
         file = self.describe(folder)
-        different = _differences(recipe.model, file)
+        different = _differences(recipe.model, _decided(file, recipe.model))
         if different:
             shown = (f"{name} was {before}, is {now}" for name, (before, now) in different.items())
             raise DataError(
@@ -207,17 +197,15 @@ class PointData(DataSource):
 
     def partition(self, file: PointFile) -> Partition:
         """The splits that a file names, or those drawn by seed."""
-        partition = file.partition or self._drawn(file)
-        check_trainable(file.path, partition, len(file))
+        partition, samples = file.partition, len(file)
+        if partition is None:
+            validation = max(1, round(self.validation_fraction * samples))
+            test = min(round(self.test_fraction * samples), samples - validation)
+            training = samples - validation - test
+            counts = {"training": training, "validation": validation, "test": test}
+            partition = Partition.drawn(samples, **counts, seed=self.split_seed)
+        check_trainable(file.path, partition, samples)
         return partition
-
-    def _drawn(self, file: PointFile) -> Partition:
-        samples = len(file)
-        validation = max(1, round(self.validation_fraction * samples))
-        test = min(round(self.test_fraction * samples), samples - validation)
-        training = samples - validation - test
-        counts = {"training": training, "validation": validation, "test": test}
-        return Partition.drawn(samples, **counts, seed=self.split_seed)
 
 
 def anchor_layout(model: Any, axes: int) -> dict[str, Any]:
@@ -239,30 +227,7 @@ GRID_TOLERANCE = 1e-2
 FIXED = {"value_channels": 1, "output_channels": 1, "condition_channels": 0}
 
 
-@runtime_checkable
-class Functions(Protocol):
-    """What of functions decides the settings of a model: a `PointFile`, or samples in memory."""
-
-    @property
-    def path(self) -> Path | str: ...
-    @property
-    def domain(self) -> Domain: ...
-    @property
-    def value_channels(self) -> int: ...
-    @property
-    def output_channels(self) -> int: ...
-    @property
-    def condition_channels(self) -> int: ...
-    @property
-    def observation_offsets(self) -> Int[np.ndarray, " m"]: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, row: int) -> PointSample: ...
-    def blocks(self) -> Iterator[Int[np.ndarray, " k"]]: ...
-    def observations(self, rows: Int[np.ndarray, " n"]) -> Points: ...
-    def queries(self, rows: Int[np.ndarray, " n"]) -> Points: ...
-
-
-def settings_for(model: Any, file: Functions) -> dict[str, Any]:
+def settings_for(model: Any, file: PointFile) -> dict[str, Any]:
     """The settings of a model's configuration that follow from functions."""
     decided = _decided(file, model)
     if hasattr(model, "modes"):
@@ -270,7 +235,7 @@ def settings_for(model: Any, file: Functions) -> dict[str, Any]:
     return decided | anchor_layout(model, file.domain.axes)
 
 
-def _decided(file: Functions, model: Any) -> dict[str, Any]:
+def _decided(file: PointFile, model: Any) -> dict[str, Any]:
     """The settings of a model that a file decides; an error where the model cannot take it."""
     name = type(model).__name__.removesuffix("Config")
     found: dict[str, Any] = {"low": file.domain.low, "high": file.domain.high}
@@ -291,7 +256,7 @@ def _decided(file: Functions, model: Any) -> dict[str, Any]:
     return found
 
 
-def _shared_observations(file: Functions, name: str) -> int:
+def _shared_observations(file: PointFile, name: str) -> int:
     """How many observations every sample has, if they lie at the same points."""
     first = file.observations(np.arange(1)).positions
     counts = np.diff(file.observation_offsets)
@@ -306,7 +271,7 @@ def _shared_observations(file: Functions, name: str) -> int:
     )
 
 
-def _grid(file: Functions, name: str) -> tuple[int, ...]:
+def _grid(file: PointFile, name: str) -> tuple[int, ...]:
     """The regular grid over the whole domain on which all points of the file lie."""
     low, high = np.array(file.domain.low), np.array(file.domain.high)
     first = np.asarray(file[0].queries)
@@ -328,7 +293,7 @@ def _grid(file: Functions, name: str) -> tuple[int, ...]:
     return shape
 
 
-def _differences(model: Any, file: Functions) -> dict[str, tuple[Any, Any]]:
+def _differences(model: Any, decided: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Where a model does not fit a file: by name, what the model has and what the file has."""
-    pairs = {name: (getattr(model, name), value) for name, value in _decided(file, model).items()}
+    pairs = {name: (getattr(model, name), value) for name, value in decided.items()}
     return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}

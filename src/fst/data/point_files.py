@@ -22,9 +22,9 @@ samples, one at a time, and leaves a file that appears under its name only when 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -33,7 +33,8 @@ from numpy.typing import ArrayLike
 
 from fst.data.files import (
     DataError,
-    first_not_finite,
+    blame,
+    check_rows_finite,
     part_of,
     reading_hdf5,
     runs,
@@ -58,6 +59,8 @@ LAYOUT = f"an fst point file (HDF5 with attribute format = {FORMAT!r}, see docs/
 CONVERTED = {".csv": "from_table", ".nc": "from_xarray", ".vtu": "from_meshes"}
 CONVERTED |= dict.fromkeys((".npy", ".npz"), "from_grid")
 
+# The two groups of points, and what a sample calls their positions and numbers.
+GROUPS = {"observations": ("positions", "values"), "queries": ("queries", "targets")}
 _CHUNK_POINTS = 4096
 _FLUSH_POINTS = 2**18
 # Kinds of numbers that could be taken for others, and the way out.
@@ -73,6 +76,9 @@ class Label(NamedTuple):
 
     name: str
     unit: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} [{self.unit}]" if self.unit else self.name
 
 
 @dataclass(frozen=True)
@@ -135,15 +141,9 @@ class PointFile:
             raise IndexError(f"row must lie between 0 and {len(self) - 1}, got {row}")
         rows = np.array([row])
         observed, queried = self.observations(rows), self.queries(rows)
-        condition = self.conditions(rows)
-        return PointSample(
-            observed.positions,
-            observed.values,
-            queried.positions,
-            queried.values,
-            None if condition is None else condition[0],
-            cells=self.cells(row),
-        )
+        condition = self.conditions(rows)[0] if self.condition else None
+        cells = self.cells(row)
+        return PointSample(*observed[:2], *queried[:2], condition, cells=cells)
 
     def cells(self, row: int) -> Int[np.ndarray, "t 3"] | None:
         """The triangles between a sample's queries, where the file knows them."""
@@ -192,35 +192,31 @@ class PointFile:
 
     def observations(self, rows: Int[np.ndarray, " n"], opened: h5py.File | None = None) -> Points:
         """The observations of the given rows; who reads often gives the file opened."""
-        return self._points("observations", "values", self.observation_offsets, rows, opened)
+        return self._points("observations", self.observation_offsets, rows, opened)
 
     def queries(self, rows: Int[np.ndarray, " n"], opened: h5py.File | None = None) -> Points:
         """The queries and targets of the given rows."""
-        return self._points("queries", "targets", self.query_offsets, rows, opened)
+        return self._points("queries", self.query_offsets, rows, opened)
 
-    def conditions(self, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"] | None:
+    def conditions(self, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"]:
+        """Without channels where there are none."""
         if not self.condition:
-            return None
+            return np.empty((len(rows), 0), np.float32)
         # Conditions are a few numbers a sample: all of them are read, and the rows taken.
         with reading_hdf5(self.path, LAYOUT) as file:
             conditions: np.ndarray = file["condition"][:].astype(np.float32)[rows]
-        _check_rows_finite(self.path, "condition", conditions, rows)
+        check_rows_finite(self.path, "condition of sample", conditions, rows)
         return conditions
 
     def _points(
-        self,
-        group: str,
-        channel: str,
-        offsets: np.ndarray,
-        rows: np.ndarray,
-        opened: h5py.File | None,
+        self, group: str, offsets: np.ndarray, rows: np.ndarray, opened: h5py.File | None
     ) -> Points:
         sizes = offsets[rows + 1] - offsets[rows]
         ends = np.cumsum(sizes)
         source_of = reading_hdf5(self.path, LAYOUT) if opened is None else nullcontext(opened)
         with source_of as file:
             read = []
-            for name in ("positions", channel):
+            for name in ("positions", GROUPS[group][1]):
                 stored = file[group][name]
                 numbers = np.empty((ends[-1], stored.shape[1]), np.float32)
                 for run in runs(rows):
@@ -228,7 +224,8 @@ class PointFile:
                     source = np.s_[offsets[rows[first]] : offsets[rows[last] + 1]]
                     target = np.s_[ends[first] - sizes[first] : ends[last]]
                     stored.read_direct(numbers, source, target)
-                _check_rows_finite(self.path, f"{group}/{name}", numbers, np.repeat(rows, sizes))
+                samples = np.repeat(rows, sizes)
+                check_rows_finite(self.path, f"{group}/{name} of sample", numbers, samples)
                 read.append(numbers)
         if not inside(read[0], self.domain):
             raise DataError(
@@ -240,14 +237,6 @@ class PointFile:
 
 def _outside(triangles: np.ndarray, queries: int) -> bool:
     return bool(triangles.size) and not 0 <= triangles.min() <= triangles.max() < queries
-
-
-def _check_rows_finite(path: Path, name: str, numbers: np.ndarray, rows: np.ndarray) -> None:
-    bad = first_not_finite(numbers)
-    if bad is not None:
-        raise DataError(
-            f"{path}: {name} of sample {rows[bad]} holds NaN or infinity; expected finite numbers"
-        )
 
 
 def read_points(path: Path | str) -> PointFile:
@@ -266,19 +255,17 @@ def read_points(path: Path | str) -> PointFile:
             raise DataError(
                 f"{path}: has format version {file.attrs.get('version')}, expected {VERSION}"
             )
-        observed = _offsets(path, file, "observations", "values")
-        queried = _offsets(path, file, "queries", "targets")
-        if len(observed) != len(queried):
+        observed, queried = (_offsets(path, file, group) for group in GROUPS)
+        samples = len(queried) - 1
+        if len(observed) - 1 != samples:
             raise DataError(
-                f"{path}: observations are of {len(observed) - 1} samples, "
-                f"queries of {len(queried) - 1}"
+                f"{path}: observations are of {len(observed) - 1} samples, queries of {samples}"
             )
-        try:
-            domain = Domain(tuple(file.attrs["low"].tolist()), tuple(file.attrs["high"].tolist()))
+        low, high = (tuple(file.attrs[edge].tolist()) for edge in ("low", "high"))
+        with blame(path):
+            domain = Domain(low, high)
             check_resolution(domain)
-        except ValueError as error:
-            raise DataError(f"{path}: {error}") from error
-        partition = stored_partition(path, file, len(queried) - 1)
+        partition = stored_partition(path, file, samples)
         labels = {kind: _labels(file, kind) for kind in ("axes", "values", "targets", "condition")}
         shapes = {
             "observations/positions": domain.axes,
@@ -289,12 +276,7 @@ def read_points(path: Path | str) -> PointFile:
         for name, channels in shapes.items():
             _check_channels(path, file[name], channels)
         if labels["condition"]:
-            stored = file["condition"]
-            _check_channels(path, stored, len(labels["condition"]))
-            if len(stored) != len(queried) - 1:
-                raise DataError(
-                    f"{path}: condition has {len(stored)} rows for {len(queried) - 1} samples"
-                )
+            _check_channels(path, file["condition"], len(labels["condition"]), samples)
         return PointFile(
             path,
             domain,
@@ -305,7 +287,8 @@ def read_points(path: Path | str) -> PointFile:
         )
 
 
-def _offsets(path: Path, file: h5py.File, group: str, channel: str) -> np.ndarray:
+def _offsets(path: Path, file: h5py.File, group: str) -> Int[np.ndarray, " m"]:
+    channel = GROUPS[group][1]
     for name in ("positions", channel, "offsets"):
         if not isinstance(file.get(f"{group}/{name}"), h5py.Dataset):
             raise DataError(f"{path}: has no {group}/{name}; expected {LAYOUT}")
@@ -328,11 +311,14 @@ def _labels(file: h5py.File, kind: str) -> tuple[Label, ...]:
     return tuple(Label(str(name), str(unit)) for name, unit in zip(names, units, strict=True))
 
 
-def _check_channels(path: Path, stored: h5py.Dataset, channels: int) -> None:
-    if stored.ndim != 2 or stored.shape[1] != channels or stored.dtype.kind != "f":
+def _check_channels(
+    path: Path, stored: h5py.Dataset, channels: int, rows: int | None = None
+) -> None:
+    expected = (len(stored) if rows is None else rows, channels)
+    if stored.shape != expected or stored.dtype.kind != "f":
         raise DataError(
-            f"{path}: {stored.name[1:]} must be floating-point of shape (n, {channels}), "
-            f"got {stored.dtype} of shape {stored.shape}"
+            f"{path}: {stored.name[1:]} must be floating-point of shape ({rows or 'n'}, "
+            f"{channels}), got {stored.dtype} of shape {stored.shape}"
         )
 
 
@@ -358,9 +344,8 @@ def check_resolution(domain: Domain) -> None:
 
 
 def inside(points: Float[np.ndarray, "n s"], domain: Domain) -> bool:
-    low, high = np.asarray(domain.low), np.asarray(domain.high)
-    slack = DOMAIN_TOLERANCE * (high - low)
-    return bool(((points >= low - slack) & (points <= high + slack)).all())
+    box = domain.widened(DOMAIN_TOLERANCE)
+    return bool(((points >= np.asarray(box.low)) & (points <= np.asarray(box.high))).all())
 
 
 @dataclass(frozen=True)
@@ -382,6 +367,16 @@ class Labels:
         if len(given) != count:
             raise ValueError(f"labels.{kind} must name {count} of them, got {len(given)}")
         return tuple(Label(entry) if isinstance(entry, str) else entry for entry in given)
+
+    def of_samples(self, first: Any, domain: Domain) -> dict[str, tuple[Label, ...]]:
+        """Complete labels of checked samples, of which one is given."""
+        counts = {
+            "axes": domain.axes,
+            "values": first.values.shape[1],
+            "targets": first.targets.shape[1],
+            "condition": 0 if first.condition is None else len(first.condition),
+        }
+        return {kind: self.complete(kind, count) for kind, count in counts.items()}
 
 
 @dataclass(frozen=True)
@@ -417,156 +412,142 @@ def write_points(
     assert domain is not None
     check_argument("splits", splits, Mapping | None)
     path = Path(path)
-    try:
+    with blame(path):
         check_resolution(domain)
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from None
     if path.exists():
         settle_existing(path, {}, None, force=force)
     part = part_of(path)
     try:
         with writing_hdf5(part, path, "w") as file:
-            writer = _Writer(file, domain, path)
-            for sample in samples:
-                writer.add(sample)
-            writer.finish(labels or Labels(), splits)
+            checked = checked_samples(samples, domain)
+            _write(file, path, checked, domain, labels or Labels(), splits)
         publish(part, path)
     except BaseException:
         part.unlink(missing_ok=True)  # samples come from the caller: nothing here could go on
         raise
 
 
-class _Writer:
-    """Collects samples and appends them to the file some at a time."""
-
-    def __init__(self, file: h5py.File, domain: Domain, path: Path) -> None:
-        self.file = file
-        self.domain = domain
-        self.path = path  # what the file will be called
-        self.pending: dict[str, list[np.ndarray]] = {}
-        self.pending_points = 0
-        self.sizes: dict[str, list[int]] = {"observations": [], "queries": []}
-        self.conditions: list[np.ndarray] = []
-        self.cells: list[np.ndarray] = []
-        self.names: list[str | None] = []
-
-    def add(self, sample: PointSample) -> None:
-        row = len(self.conditions)
-        size = self.conditions[0].size if self.conditions else None
-        checked = checked_sample(row, sample, self.domain, size)
-        for group, positions, channel in (
-            ("observations", "positions", "values"),
-            ("queries", "queries", "targets"),
-        ):
-            points = getattr(checked, positions)
-            self._append(f"{group}/positions", points)
-            self._append(f"{group}/{channel}", getattr(checked, channel))
-            self.sizes[group].append(len(points))
-            self.pending_points += len(points)
-        self._add_cells(row, sample)
-        check_argument(f"name of sample {row}", sample.name, str | None)
-        self.names.append(sample.name)
-        self.conditions.append(np.asarray([] if checked.condition is None else checked.condition))
-        if self.pending_points > _FLUSH_POINTS:
-            with writing(self.path):
-                self._flush()
-
-    def _add_cells(self, row: int, sample: PointSample) -> None:
-        if sample.cells is None:
-            return
-        cells, queries = np.asarray(sample.cells), len(np.ma.asarray(sample.queries))
-        whole = self.sizes["queries"][-1] == queries and len(self.cells) == row
-        if not whole or cells.dtype.kind not in "iu" or cells.ndim != 2 or cells.shape[1] != 3:
-            raise ValueError(
-                f"sample {row}: cells must be whole numbers of shape (t, 3), for all samples or "
-                f"none, without masked queries, got {cells.dtype} of shape {cells.shape}"
-            )
-        if cells.size and not 0 <= cells.min() <= cells.max() < queries:
-            raise ValueError(f"sample {row}: cells must number its {queries} queries from 0")
-        self.cells.append(cells.astype(np.int64))
-
-    def _append(self, name: str, block: np.ndarray) -> None:
-        if name not in self.file:
-            size = block.shape[1]
-            chunks, most = (_CHUNK_POINTS, size), (None, size)
-            with writing(self.path):
-                self.file.create_dataset(name, (0, size), "float32", chunks=chunks, maxshape=most)
-        channels = self.file[name].shape[1]
-        if block.shape[1] != channels:
-            raise ValueError(
-                f"{name} of sample {len(self.conditions)} must have {channels} channels like the "
-                f"samples before, got {block.shape[1]}"
-            )
-        self.pending.setdefault(name, []).append(block)
-
-    def _flush(self) -> None:
-        for name, blocks in self.pending.items():
-            stored, before = self.file[name], len(self.file[name])
-            stored.resize(before + sum(map(len, blocks)), axis=0)
-            stored[before:] = np.concatenate(blocks)
-        self.pending = {}
-        self.pending_points = 0
-
-    def finish(self, labels: Labels, splits: Mapping[str, Sequence[int]] | None) -> None:
-        if not self.conditions:
-            raise ValueError("samples must hold at least one sample, got none")
-        with writing(self.path):
-            self._flush()
-            self._describe(labels, splits)
-
-    def _describe(self, labels: Labels, splits: Mapping[str, Sequence[int]] | None) -> None:
-        file, count = self.file, len(self.conditions)
-        for group, sizes in self.sizes.items():
-            file[f"{group}/offsets"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        if self.cells:
-            if len(self.cells) != count:
-                raise ValueError("cells must be given for all samples or none")
-            file["cells/triangles"] = np.concatenate(self.cells)
-            file["cells/offsets"] = np.cumsum([0, *map(len, self.cells)])
-        if any(name is not None for name in self.names):
-            named = [str(row) if name is None else name for row, name in enumerate(self.names)]
+def _write(
+    file: h5py.File,
+    path: Path,
+    samples: Iterator[PointSample],
+    domain: Domain,
+    labels: Labels,
+    splits: Mapping[str, Sequence[int]] | None,
+) -> None:
+    """Append the points of some samples at a time; what a sample has one of follows at the end."""
+    sizes: dict[str, list[int]] = {group: [0] for group in GROUPS}
+    rest: list[tuple[Any, Any, str | None]] = []
+    first: PointSample | None = None
+    for block in _in_blocks(samples):
+        first = first or block[0]
+        with writing(path):
+            for group, (positions, channel) in GROUPS.items():
+                points: list[Any] = [getattr(sample, positions) for sample in block]
+                numbers = [getattr(sample, channel) for sample in block]
+                _append(file, f"{group}/positions", np.concatenate(points))
+                _append(file, f"{group}/{channel}", np.concatenate(numbers))
+                sizes[group] += map(len, points)
+        rest += [(each.condition, each.cells, each.name) for each in block]
+    if first is None:
+        raise ValueError("samples must hold at least one sample, got none")
+    conditions, cells, names = zip(*rest, strict=True)
+    with writing(path):
+        for group, counted in sizes.items():
+            file[f"{group}/offsets"] = np.cumsum(counted, dtype=np.int64)
+        if conditions[0] is not None:
+            file["condition"] = np.stack(conditions)
+        if cells[0] is not None:
+            file["cells/triangles"] = np.concatenate(cells)
+            file["cells/offsets"] = np.cumsum([0, *map(len, cells)])
+        if any(name is not None for name in names):
+            named = [str(row) if name is None else name for row, name in enumerate(names)]
             file.create_dataset("names", data=named, dtype=h5py.string_dtype())
-        if self.conditions[0].size:
-            file["condition"] = np.stack(self.conditions)
-        counts = {
-            "axes": self.domain.axes,
-            "values": file["observations/values"].shape[1],
-            "targets": file["queries/targets"].shape[1],
-            "condition": self.conditions[0].size,
-        }
-        for kind, size in counts.items():
-            complete = labels.complete(kind, size)
+        for kind, complete in labels.of_samples(first, domain).items():
             file.attrs[f"{kind}_names"] = [label.name for label in complete]
             file.attrs[f"{kind}_units"] = [label.unit for label in complete]
         if splits is not None:
-            partition = Partition.named({k: np.asarray(v) for k, v in splits.items()}, count)
-            check_trainable(self.path, partition, count)
+            partition = Partition.named({k: np.asarray(v) for k, v in splits.items()}, len(rest))
+            check_trainable(path, partition, len(rest))
             for name in SPLITS:
                 file[f"split/{name}"] = getattr(partition, name)
-        file.attrs["low"], file.attrs["high"] = self.domain.low, self.domain.high
+        file.attrs["low"], file.attrs["high"] = domain.low, domain.high
         file.attrs["format"], file.attrs["version"] = FORMAT, VERSION
 
 
-def checked_sample(
-    row: int, sample: PointSample, domain: Domain, conditions: int | None = None
-) -> PointSample:
-    """A sample as a file holds it: float32, without masked points; or an error that says why not.
+def _in_blocks(samples: Iterator[PointSample]) -> Iterator[list[PointSample]]:
+    block: list[PointSample] = []
+    points = 0
+    for sample in samples:
+        block.append(sample)
+        points += np.shape(sample.positions)[0] + np.shape(sample.queries)[0]
+        if points > _FLUSH_POINTS:
+            yield block
+            block, points = [], 0
+    if block:
+        yield block
 
-    `conditions` says how many numbers the condition must have, where samples came before.
+
+def _append(file: h5py.File, name: str, block: np.ndarray) -> None:
+    before, size = len(file[name]) if name in file else 0, block.shape[1]
+    if not before:
+        chunks, most = (_CHUNK_POINTS, size), (None, size)
+        file.create_dataset(name, (0, size), "float32", chunks=chunks, maxshape=most)
+    file[name].resize(before + len(block), axis=0)
+    file[name][before:] = block
+
+
+def checked_samples(samples: Iterable[Any], domain: Domain) -> Iterator[PointSample]:
+    """Samples as a file holds them: float32, without masked points; or an error that says why not.
+
+    Channels must be as many as those of the first sample.
     """
-    check_argument(f"sample {row}", sample, PointSample)
-    positions, values = _checked_points(row, sample, "positions", "values", sample.mask, domain)
-    queries, targets = _checked_points(row, sample, "queries", "targets", sample.query_mask, domain)
+    first: PointSample | None = None
+    for row, sample in enumerate(samples):
+        check_argument(f"sample {row}", sample, PointSample)
+        check_argument(f"name of sample {row}", sample.name, str | None)
+        points = [_checked_points(row, sample, group, domain, first) for group in GROUPS]
+        checked = PointSample(*points[0], *points[1], _checked_condition(row, sample, first))
+        cells = _checked_cells(row, sample, len(points[1][0]), first)
+        checked = replace(checked, cells=cells, name=sample.name)
+        first = first or checked
+        yield checked
+
+
+def _checked_condition(
+    row: int, sample: PointSample, first: PointSample | None
+) -> Float[np.ndarray, " c"] | None:
+    """None where there are no numbers."""
     given: ArrayLike = [] if sample.condition is None else sample.condition
     condition = _real_numbers(row, "condition", given)
-    count, hidden = condition.size if conditions is None else conditions, np.ma.is_masked(condition)
-    if condition.shape != (count,) or hidden or not _finite(condition):
+    expected = condition.size
+    if first is not None:
+        expected = 0 if first.condition is None else np.size(first.condition)
+    hidden = np.ma.is_masked(condition)
+    if condition.shape != (expected,) or hidden or not _finite(condition):
         raise ValueError(
-            f"sample {row}: condition must hold {count} finite numbers like the first "
+            f"sample {row}: condition must hold {expected} finite numbers like the first "
             f"sample's, got shape {condition.shape}{' with masked ones' if hidden else ''}"
         )
-    numbers = np.ma.getdata(condition) if sample.condition is not None else None
-    return PointSample(positions, values, queries, targets, numbers)
+    return np.ma.getdata(condition) if expected else None
+
+
+def _checked_cells(
+    row: int, sample: PointSample, queries: int, first: PointSample | None
+) -> Int[np.ndarray, "t 3"] | None:
+    if first is not None and (first.cells is None) != (sample.cells is None):
+        raise ValueError(f"sample {row}: cells must be given for all samples or none")
+    if sample.cells is None:
+        return None
+    cells, whole = np.asarray(sample.cells), len(np.ma.asarray(sample.queries)) == queries
+    if not whole or cells.dtype.kind not in "iu" or cells.ndim != 2 or cells.shape[1] != 3:
+        raise ValueError(
+            f"sample {row}: cells must be whole numbers of shape (t, 3), for samples without "
+            f"masked queries, got {cells.dtype} of shape {cells.shape}"
+        )
+    if _outside(cells, queries):
+        raise ValueError(f"sample {row}: cells must number its {queries} queries from 0")
+    return cells.astype(np.int64)
 
 
 def _finite(numbers: np.ndarray) -> bool:
@@ -593,17 +574,14 @@ def _real_numbers(row: int, field: str, given: ArrayLike) -> np.ma.MaskedArray:
 
 
 def _checked_points(
-    row: int,
-    sample: PointSample,
-    where: str,
-    channel: str,
-    mask: ArrayLike | None,
-    domain: Domain,
+    row: int, sample: PointSample, group: str, domain: Domain, first: PointSample | None
 ) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n v"]]:
     """Positions and values without masked points."""
+    where, channel = GROUPS[group]
+    mask = sample.mask if group == "observations" else sample.query_mask
     positions = _real_numbers(row, where, getattr(sample, where))
     values = _real_numbers(row, channel, getattr(sample, channel))
-    name = f"sample {row}: {'observations' if where == 'positions' else where}"
+    name = f"sample {row}: {group}"
     if positions.ndim != 2 or values.ndim != 2 or len(positions) != len(values):
         raise ValueError(
             f"{name} must be positions (n, axes) and values (n, channels), "
@@ -611,6 +589,12 @@ def _checked_points(
         )
     if positions.shape[1] != domain.axes:
         raise ValueError(f"{name} must have {domain.axes} axes, got {positions.shape[1]}")
+    channels = values.shape[1] if first is None else getattr(first, channel).shape[1]
+    if values.shape[1] != channels:
+        raise ValueError(
+            f"{group}/{channel} of sample {row} must have {channels} channels like the samples "
+            f"before, got {values.shape[1]}"
+        )
     real = ~(np.ma.getmaskarray(positions).any(axis=1) | np.ma.getmaskarray(values).any(axis=1))
     if mask is not None:
         given = np.asarray(mask)

@@ -61,28 +61,30 @@ class Ragged:
     @classmethod
     def of(
         cls,
-        positions: Float[Tensor, "p s"],
-        values: Float[Tensor, "p v"],
-        sizes: Int[Tensor, " n"],
+        positions: Float[Tensor, "p s"] | Float[np.ndarray, "p s"],
+        values: Float[Tensor, "p v"] | Float[np.ndarray, "p v"],
+        sizes: Int[Tensor, " n"] | Int[np.ndarray, " n"],
         *,
         limits: tuple[int, int] | None = None,
     ) -> Self:
+        """Of `Points`, or of tensors as they are."""
+        positions, values, sizes = map(torch.as_tensor, (positions, values, sizes))
         limits = limits or (int(sizes.min()), int(sizes.max()))
         return cls(positions, values, sizes.cumsum(dim=0) - sizes, sizes, *limits)
 
     def to(self, device: torch.device | str) -> Self:
-        return replace(
-            self,
-            positions=self.positions.to(device),
-            values=self.values.to(device),
-            starts=self.starts.to(device),
-            sizes=self.sizes.to(device),
-        )
+        tensors: Any = {n: t.to(device) for n, t in vars(self).items() if isinstance(t, Tensor)}
+        return replace(self, **tensors)
 
     def take(
-        self, rows: Int[Tensor, " b"], chosen: Int[Tensor, "b k"] | None = None
+        self, rows: Int[Tensor, " b"] | None = None, chosen: Int[Tensor, "b k"] | None = None
     ) -> tuple[Float[Tensor, "b k s"], Float[Tensor, "b k v"], Bool[Tensor, "b k"] | None]:
-        """Positions and values of the rows' points `chosen`, and which of those points exist."""
+        """Positions and values of the rows' points `chosen`, and which of those points exist.
+
+        Without `rows` or `chosen` all of them.
+        """
+        if rows is None:
+            rows = torch.arange(len(self.sizes), device=self.sizes.device)
         if chosen is None:
             chosen = torch.arange(self.longest, device=rows.device).expand(len(rows), -1)
         real = None
@@ -93,26 +95,20 @@ class Ragged:
         return self.positions[index], self.values[index], real
 
 
+@dataclass(eq=False, repr=False)
 class PointSamples(Samples):
     """One split of a file of points."""
 
-    def __init__(
-        self,
-        domain: Domain,
-        observed: Ragged,
-        queried: Ragged,
-        condition: Float[Tensor, "n c"] | None = None,
-    ) -> None:
-        if len(observed.sizes) != len(queried.sizes) or (
-            condition is not None and len(condition) != len(queried.sizes)
-        ):
+    domain: Domain
+    observed: Ragged
+    queried: Ragged
+    condition: Float[Tensor, "n c"] | None = None
+
+    def __post_init__(self) -> None:
+        if {len(self), len(self.observed.sizes), len(self.conditions())} != {len(self)}:
             raise ValueError("observed, queried and condition must have one row for each sample")
-        self.domain = domain
-        self.observed = observed
-        self.queried = queried
-        self.condition = condition
-        self.value_channels = observed.values.shape[1]
-        self.output_channels = queried.values.shape[1]
+        self.value_channels = self.observed.values.shape[1]
+        self.output_channels = self.queried.values.shape[1]
 
     @classmethod
     def read(cls, file: PointFile, rows: np.ndarray, *, learned: bool = False) -> Self:
@@ -120,16 +116,15 @@ class PointSamples(Samples):
 
         Targets that are `learned` together must also be of similar sizes.
         """
-        condition = file.conditions(rows)
         observed, queried = file.observations(rows), file.queries(rows)
         check = TargetCheck(file)
         check.see(rows, queried)
         check.finish(learned=learned)
         return cls(
             file.domain,
-            Ragged.of(*map(torch.from_numpy, observed)),
-            Ragged.of(*map(torch.from_numpy, queried)),
-            None if condition is None else torch.from_numpy(condition),
+            Ragged.of(*observed),
+            Ragged.of(*queried),
+            torch.from_numpy(file.conditions(rows)) if file.condition else None,
         )
 
     def __len__(self) -> int:
@@ -217,8 +212,7 @@ class StreamedPoints(Streamed, Samples):
         self.output_channels = file.output_channels
         self._observed = _limits(file.observation_offsets, rows)
         self._queried = _limits(file.query_offsets, rows)
-        condition = file.conditions(rows)
-        self.condition = None if condition is None else torch.from_numpy(condition)
+        self.condition = torch.from_numpy(file.conditions(rows)) if file.condition else None
         self._statistics: Statistics | None = None
         self._opened: tuple[int, h5py.File] | None = None
 
@@ -236,11 +230,10 @@ class StreamedPoints(Streamed, Samples):
         if asked.seed is not None and asked.queries is not None and asked.queries < limits[1]:
             limits = min(limits[0], asked.queries), asked.queries
             chosen = _drawn(queried.sizes, index, asked.queries, asked.seed)
-        every = torch.arange(len(rows))
-        positions, values, mask = _ragged(observed, self._observed).take(every)
+        positions, values, mask = Ragged.of(*observed, limits=self._observed).take()
         condition = None if self.condition is None else self.condition[index]
         observations = Observations(positions, values, condition, mask)
-        return Batch(observations, *_ragged(queried, limits).take(every, chosen))
+        return Batch(observations, *Ragged.of(*queried, limits=limits).take(chosen=chosen))
 
     def _open(self) -> h5py.File:
         """The file, opened once in every process: HDF5's handles do not survive a fork."""
@@ -266,11 +259,6 @@ class StreamedPoints(Streamed, Samples):
 def _limits(offsets: np.ndarray, rows: np.ndarray) -> tuple[int, int]:
     sizes = np.diff(offsets)[rows]
     return int(sizes.min()), int(sizes.max())
-
-
-def _ragged(points: Points, limits: tuple[int, int]) -> Ragged:
-    positions, values, sizes = map(torch.from_numpy, points)
-    return Ragged.of(positions, values, sizes, limits=limits)
 
 
 def _drawn(sizes: np.ndarray, rows: np.ndarray, count: int, seed: int) -> Int[Tensor, "b k"]:
@@ -321,35 +309,28 @@ class TargetCheck:
             self.warn()
 
     def warn(self) -> None:
-        """Warn of what one relative error hides."""
-        self._warn_of_sizes()
-        self._warn_of_means()
-
-    def _warn_of_sizes(self) -> None:
-        """Warn where a channel would hardly count."""
-        if self.targets.size_ratio > LARGEST_RATIO:
-            pairs = zip(self.file.targets, np.sqrt(self.targets.mean_square), strict=True)
+        """Warn of what one relative error hides: a small channel, and what varies about a mean."""
+        seen, labels = self.targets, self.file.targets
+        if seen.size_ratio > LARGEST_RATIO:
+            pairs = zip(labels, np.sqrt(seen.mean_square), strict=True)
             named = listed([f"{label.name}: {size:.3g}" for label, size in pairs])
             warnings.warn(
                 f"{self.file.path}: the target channels' root mean squares differ by a factor of "
-                f"{self.targets.size_ratio:.3g} ({named}), so that the small ones count little in "
+                f"{seen.size_ratio:.3g} ({named}), so that the small ones count little in "
                 "one relative error over all channels, which is the score: look at the error of "
                 "each channel. --training.objective.channels standardized, which own/... recipes "
                 "then choose, lets all count alike in the loss",
-                stacklevel=4,
+                stacklevel=3,
             )
-
-    def _warn_of_means(self) -> None:
-        """Warn where a constant would already have a small relative error."""
-        mean, std, offsets = self.targets.mean, self.targets.std, self.targets.offsets
-        large = np.flatnonzero(offsets > LARGEST_OFFSET).tolist()
+        large = np.flatnonzero(seen.offsets > LARGEST_OFFSET).tolist()
         if large:
-            labels = self.file.targets
-            named = listed([f"{labels[n].name}: {mean[n]:.4g} ± {std[n]:.2g}" for n in large])
+            named = listed(
+                [f"{labels[n].name}: {seen.mean[n]:.4g} ± {seen.std[n]:.2g}" for n in large]
+            )
             warnings.warn(
                 f"{self.file.path}: the mean of the targets is far larger than their standard "
                 f"deviation ({named}), so that a constant already has a relative error of about "
-                f"{1 / offsets[large].min():.2g}; --training.objective.channels standardized, "
+                f"{1 / seen.offsets[large].min():.2g}; --training.objective.channels standardized, "
                 "which own/... recipes then choose, measures in standard deviations instead",
-                stacklevel=4,
+                stacklevel=3,
             )

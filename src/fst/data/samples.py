@@ -13,7 +13,7 @@ Appendix B).
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -57,14 +57,9 @@ class Batch:
         return self._each(lambda tensor: tensor.pin_memory())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        def some(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else change(tensor)
-
-        given = self.observations
-        observations = Observations(
-            change(given.positions), change(given.values), some(given.condition), some(given.mask)
-        )
-        return type(self)(observations, change(self.queries), change(self.targets), some(self.mask))
+        observations, mask = self.observations.each(change), self.mask
+        mask = None if mask is None else change(mask)
+        return type(self)(observations, change(self.queries), change(self.targets), mask)
 
 
 @dataclass(frozen=True)
@@ -369,6 +364,7 @@ def boundary_observation_indices(times: int, points: int) -> Int[Tensor, "n 2"]:
     return torch.cat([initial, index_product((torch.arange(1, times), ends))])
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class GridSamples(Samples):
     """One scalar field per sample on a tensor-product grid, observed at the same points.
 
@@ -378,34 +374,30 @@ class GridSamples(Samples):
     value_channels = 1
     output_channels = 1
 
-    def __init__(
-        self,
-        *,
-        grid: tuple[int, ...],
-        held: tuple[Int[Tensor, " _"], ...],
-        targets: Float[Tensor, "n *held"],
-        observed_positions: Float[Tensor, "o s"],
-        observed_values: Float[Tensor, "n o"],
-        condition: Float[Tensor, "n c"] | None = None,
-    ) -> None:
-        device = targets.device
-        self.grid = grid
-        self.held = tuple(indices.to(device) for indices in held)
-        if targets.shape[1:] != self.grid_shape or len(grid) != len(held):
+    grid: tuple[int, ...]
+    held: tuple[Int[Tensor, " _"], ...]
+    targets: Float[Tensor, "n *held"]
+    observed_positions: Float[Tensor, "o s"]
+    observed_values: Float[Tensor, "n o"]
+    condition: Float[Tensor, "n c"] | None = None
+
+    def __post_init__(self) -> None:
+        targets, condition, device = self.targets, self.condition, self.targets.device
+        self.held = tuple(indices.to(device) for indices in self.held)
+        if targets.shape[1:] != self.grid_shape or len(self.grid) != len(self.held):
             raise ValueError(
                 f"targets must have shape (n, {', '.join(map(str, self.grid_shape))}) for grid "
-                f"{grid}, got {tuple(targets.shape)}"
+                f"{self.grid}, got {tuple(targets.shape)}"
             )
-        if len(observed_values) != len(targets) or (
+        if len(self.observed_values) != len(targets) or (
             condition is not None and len(condition) != len(targets)
         ):
             raise ValueError(f"observed_values and condition must have {len(targets)} rows")
-        self.targets = targets
-        self.observed_positions = observed_positions.to(device)
-        self.observed_values = observed_values.to(device)
+        self.observed_positions = self.observed_positions.to(device)
+        self.observed_values = self.observed_values.to(device)
         self.condition = None if condition is None else condition.to(device)
-        self.queries = index_coordinates(index_product(self.held), grid)
-        self.domain = Domain.unit(len(grid))
+        self.queries = index_coordinates(index_product(self.held), self.grid)
+        self.domain = Domain.unit(len(self.grid))
 
     @classmethod
     def fully_observed(
@@ -424,8 +416,7 @@ class GridSamples(Samples):
         )
 
     def _parts(self) -> dict[str, Any]:
-        names = ("grid", "held", "targets", "observed_positions", "observed_values", "condition")
-        return {name: getattr(self, name) for name in names}
+        return {field.name: getattr(self, field.name) for field in fields(GridSamples)}
 
     def __len__(self) -> int:
         return len(self.targets)

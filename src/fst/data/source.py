@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Int
 from rich.console import Console
 
-from fst.data.files import DataError, Plan, Produce, settle_existing, write_rows
+from fst.data.files import DataError, Plan, Produce, blame, settle_existing, write_rows
 from fst.data.samples import Rows
 from fst.io import publish
 from fst.terminal import Terminal
@@ -162,10 +162,8 @@ def stored_partition(path: Path, file: h5py.File, rows: int) -> Partition | None
         return None
     if not isinstance(group, h5py.Group):
         raise DataError(f"{path}: split must be a group of index lists")
-    try:
+    with blame(path):
         return Partition.named({name: group[name][:] for name in group}, rows)
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 class DataSource(ABC):
