@@ -15,6 +15,7 @@ from fst.commands.device import choose_device
 from fst.config import OperatorConfig
 from fst.data.samples import Rows
 from fst.data.source import DataSource, TrainingSplit, ValidationSplit
+from fst.evaluation.rows import hardware_name
 from fst.io import differences, flat, read_json, read_object, write_json
 from fst.pretrained import check_shapes, find, read
 from fst.recipes.recipe import Recipe, recipe_from_json
@@ -176,6 +177,7 @@ def start(
     described["labels"] = recipe.data.labels(data)
     if weights is not None:
         described["from"] = str(Path(weights).resolve() if Path(weights).exists() else weights)
+        described["before"] = trained_before(weights)
     with held(out):
         folder = RunFolder.create(out, recipe.to_json(), described)
         summary = run_training(
@@ -183,6 +185,19 @@ def start(
         )
     tell_error(recipe, summary, training, validation, console)
     return summary
+
+
+def trained_before(weights: str | Path) -> list[dict[str, Any]]:
+    """What training the weights of a run has cost: that run last, before it those it came from."""
+    described, summary, environment = (
+        read_object(Path(weights) / f"{name}.json") for name in ("run", "summary", "environment")
+    )
+    if not summary:
+        return []
+    own = {name: summary.get(name) for name in ("steps", "update_seconds")}
+    own |= {"hardware": hardware_name(environment.get("hardware") or {})}
+    own |= {"commit": (environment.get("git") or {}).get("commit")}
+    return [*described.get("before", []), own]
 
 
 def resume(
