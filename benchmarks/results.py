@@ -96,14 +96,15 @@ def describe(run: Path) -> Values:
     """One run: its error on the finest test grid, what it cost, and where it was trained."""
     rows = read_run(run).rows
     row = finest(rows)
-    summary, environment = (
-        read_object(run / f"{name}.json") for name in ("summary", "environment")
+    summary, environment, described = (
+        read_object(run / f"{name}.json") for name in ("summary", "environment", "run")
     )
-    seconds = summary.get("update_seconds")
-    if seconds is None:
-        raise DataError(f"{run}: summary.json does not say the seconds of its updates")
+    seconds, before = summary.get("update_seconds"), described.get("before", [])
+    if seconds is None or any(each["update_seconds"] is None for each in before):
+        raise DataError(f"{run}: its files do not say the seconds of all its updates")
     git, hardware = environment.get("git") or {}, environment.get("hardware") or {}
     gpus = [gpu["name"] for gpu in hardware.get("gpus", [])]
+    here = ", ".join(gpus) or f"{hardware.get('cpus')} CPU cores"
     return {
         # Of several seeds, each run's folder is called after its seed.
         "run": f"{run.resolve().parent.name}/{row.run}" if row.run.startswith("seed") else row.run,
@@ -112,9 +113,10 @@ def describe(run: Path) -> Values:
         "recipe": row.recipe,
         "data": row.data,
         "seed": row.seed,
-        "seconds": round(seconds, 1),
+        # With what the weights that it started from have cost.
+        "seconds": round(sum((each["update_seconds"] for each in before), seconds), 1),
         "compilation_and_validation_seconds": round(summary["seconds"] - seconds, 1),
-        "steps": summary["steps"],
+        "steps": sum((each["steps"] for each in before), summary["steps"]),
         "selected_step": summary["selected_step"],
         "validation_error": summary["validation_error"],
         "error": row.error,
@@ -124,7 +126,7 @@ def describe(run: Path) -> Values:
         "grid": row.grid,
         "samples": row.samples,
         "parameters": row.parameters,
-        "hardware": ", ".join(gpus) or f"{hardware.get('cpus')} CPU cores",
+        "hardware": ", then ".join(dict.fromkeys((*(each["hardware"] for each in before), here))),
         "torch": (environment.get("versions") or {}).get("torch"),
         "commit": git.get("commit"),
         "modified": git.get("modified"),

@@ -187,6 +187,19 @@ def test_the_finest_grid_with_all_anchors_counts(module, tmp_path):
     assert record["curve"] == ((29.12, 0.02), (58.25, 0.01))  # seconds of updates
 
 
+def test_what_a_run_started_from_is_part_of_its_cost(module, tmp_path):
+    before = [
+        {"steps": 500, "update_seconds": 20.5, "hardware": "CPU x86_64, 2 threads", "commit": "a"},
+        {"steps": 1000, "update_seconds": 41.0, "hardware": "NVIDIA H200", "commit": "b"},
+    ]
+    run = scored(tmp_path / "a")
+    (run / "run.json").write_text(json.dumps({"before": before}))
+    record = module.describe(run)
+    assert record["steps"] == 4500
+    assert record["seconds"] == pytest.approx(58.25 + 61.5, abs=0.1)
+    assert record["hardware"] == "CPU x86_64, 2 threads, then NVIDIA H200"
+
+
 def test_runs_are_added_and_replaced(module, tmp_path):
     out = tmp_path / "records.json"
     module.write_records([scored(tmp_path / "a"), scored(tmp_path / "b", seed=8)], out)
@@ -206,7 +219,7 @@ def test_mistaken_runs_are_named_and_nothing_is_overwritten(module, tmp_path):
         module.write_records([scored(tmp_path / "a")], out)
     assert out.read_text() == "[1]"
     (tmp_path / "a" / "summary.json").write_text("{}")
-    with pytest.raises(DataError, match="does not say the seconds of its updates"):
+    with pytest.raises(DataError, match="do not say the seconds of all its updates"):
         module.write_records([tmp_path / "a"], tmp_path / "new.json")
     with pytest.raises(DataError, match="no such run folder"):
         module.main([str(tmp_path / "results"), "--add", str(tmp_path / "b")])

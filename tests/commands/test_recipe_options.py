@@ -12,6 +12,7 @@ import torch
 
 from fst.base import Model
 from fst.cli import main
+from fst.commands import train as train_command
 from fst.data import DataError, PointData, PointSample, point_data, point_files, write_points
 from fst.data.point_files import PointFile
 from fst.recipes import RECIPES, find, own
@@ -134,7 +135,15 @@ def test_a_finished_run_is_trained_longer(run, tmp_path, capsys):
     lines = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
     first = next(line["error"] for line in lines if line["kind"] == "validation")
     assert first < 1.05 * summary(run)["validation_error"]  # not that of untrained weights
-    assert json.loads((tmp_path / "a/run.json").read_text())["from"] == str(run.resolve())
+    described = json.loads((tmp_path / "a/run.json").read_text())
+    assert described["from"] == str(run.resolve())
+    (before,) = described["before"]
+    assert {name: before[name] for name in ("steps", "update_seconds")} == {
+        name: summary(run)[name] for name in ("steps", "update_seconds")
+    }
+    assert before["hardware"].startswith("CPU")
+    again = train_command.trained_before(tmp_path / "a")
+    assert [each["steps"] for each in again] == [before["steps"], 10]
 
 
 def test_weights_serve_other_data_in_another_box_and_unit(run, tmp_path, capsys):

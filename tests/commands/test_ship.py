@@ -1,6 +1,8 @@
 """fst ship: a scored run becomes weights with a name and a card, which every command accepts."""
 
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -95,6 +97,32 @@ def test_the_card_says_where_the_weights_are_from(run, shipped):
     assert str(run.parent) not in text
     words = ["/usr/bin/cli.py", "train", "demo/burgers", "--out", "/home/me/runs/a", "--data", "d"]
     assert ship_command.command_line(words) == "fst train demo/burgers --out a --data d"
+
+
+def test_the_card_says_what_each_viscosity_and_each_start_was(run, shipped, tmp_path, capsys):
+    """Errors by group, and the weights that a run started from."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    rows = json.loads((copy / "results/rows.json").read_text())
+    for row in rows:
+        names = zip(("0.01", "4"), row["errors"], strict=True)
+        row["groups"] = [
+            {"name": name, "samples": 1, "error": error, "paper_error": None}
+            for name, error in names
+        ]
+    (copy / "results/rows.json").write_text(json.dumps(rows))
+    described = json.loads((copy / "run.json").read_text())
+    described["before"] = [{"steps": 1234, "update_seconds": 56.7, "hardware": "NVIDIA H200"}]
+    (copy / "run.json").write_text(json.dumps(described))
+    words = ["--name", "grouped", "--out", tmp_path / "w", "--device", "cpu"]
+    assert fst_command("ship", copy, *words) == 0
+    card = (tmp_path / "w/grouped/README.md").read_text()
+    assert "| Training | 1,234 steps, 57 s on NVIDIA H200; then 6 steps," in card
+    second = next(row for row in rows if row["grid"] == [11, 32])["errors"][1]
+    assert f"| 4 | 1 | {second:.5f} |" in card
+    capsys.readouterr()
+    assert fst_command("evaluate", copy) == 0
+    assert re.search(rf"4 +1 +{second:.5f}", capsys.readouterr().out)
 
 
 def test_nothing_is_overwritten_unasked(run, shipped, capsys):

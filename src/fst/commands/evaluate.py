@@ -23,7 +23,7 @@ from fst.evaluation.rows import (
     read_rows,
     score_once,
 )
-from fst.evaluation.tables import channel_table, error_table, full_grid
+from fst.evaluation.tables import channel_table, error_table, full_grid, group_table
 from fst.evaluation.trivial import TrainingFacts, large_means
 from fst.io import read_object
 from fst.pretrained import WEIGHTS, PretrainedError, shipped
@@ -115,9 +115,11 @@ def show(run: Path, console: Console) -> list[Row]:
     rows = read_rows(run / RESULTS / ROWS)
     last = full_grid(rows)
     console.print(error_table([row for row in rows if not row.trivial or row in last]).terminal())
-    table = channel_table(row for row in rows if not row.trivial)
-    if table is not None and len(table.lines) > 1:
-        console.print(table.terminal())
+    channels = channel_table(row for row in rows if not row.trivial)
+    if channels is not None and len(channels.lines) > 1:
+        console.print(channels.terminal())
+    if (groups := group_table(rows)) is not None:
+        console.print(groups.terminal())
     words, facts = [verdict(rows)], described_facts(read_object(run / "run.json"))
     names = [each.name for each in last[0].channels]
     if len(facts.mean) == len(names):
