@@ -131,4 +131,5 @@ for viscosity in VISCOSITIES:
 # ## In your own data
 #
 # A condition in a file of your own: `PointSample(..., condition=[0.01])`, see [Own
-# data](../data.md). The recipe `burgers-all/fst` trains the whole solution for twelve viscosities.
+# data](../data.md). The recipe `fast/burgers-all/fst` trains the whole solution for twelve
+# viscosities; its weights ship as `burgers-all`, and `fst explore burgers-all` has a slider.

@@ -263,15 +263,17 @@ class BurgersData(MadeData):
         total = int(rows_of_files.sum())
         held = tuple(map(subset_indices, self.grid, counts))
         observed = boundary_observation_indices(*self.grid)
-        time, cell = observed.unbind(dim=1)
+        times, cells = (each.to(device) for each in held)
+        time, cell = observed.to(device).unbind(dim=1)
         targets = torch.empty(total, *counts, device=device)
         values = torch.empty(total, len(time), device=device)
         start = 0
         for file, rows in parts:
             for where, block in file.blocks(rows):
                 to = slice(start + where.start, start + where.stop)
-                targets[to] = block[:, held[0]][:, :, held[1]].to(device)
-                values[to] = block[:, time, cell].to(device)
+                whole = block.to(device)  # a GPU takes subsets much faster
+                targets[to] = whole[:, times][:, :, cells]
+                values[to] = whole[:, time, cell]
             start += len(rows)
         condition = None
         if self.condition:
