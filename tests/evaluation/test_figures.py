@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.collections import PathCollection, QuadMesh, TriMesh
+from matplotlib.text import Text
 
 from evaluation_fakes import (
     GRID,
@@ -353,8 +354,11 @@ def test_axes_run_where_readers_expect_them(fields, labels, across, equal):
 
 
 def test_samples_are_called_as_the_user_calls_them():
-    test = replace(some_test(), names=tuple(f"mon ${row}" for row in range(10)))
+    test = replace(some_test(), names=tuple(f"mon $x^{row}$" for row in range(10)))
     named = sample_fields(ConstantModel(), test, SETTINGS, ORIGIN)
-    titles = [named.title(sample) for sample in range(len(named))]
-    assert all("sample mon \\$" in title for title in titles)
-    assert is_png(figures.solutions(named, samples=[0]))
+    assert all(f"sample mon $x^{row}$" in named.title(i) for i, row in enumerate(named.rows))
+    figure = figures.solutions(named, samples=[0])
+    assert png(figure)
+    titles = [text for text in figure.findobj(Text) if "mon" in text.get_text()]
+    assert titles
+    assert not any(text.get_parse_math() for text in titles)  # a name, no formula

@@ -113,8 +113,7 @@ class Fields(SavedFields):
         """What identifies a sample in a figure."""
         role = f"{self.roles[sample]}: " if self.roles[sample] else ""
         group = f", ν = {self.groups[sample]}" if len(self.groups) else ""
-        known = str(self.numbers[sample]).replace("$", r"\$")  # no formula for matplotlib
-        return f"{role}sample {known}{group}"
+        return f"{role}sample {self.numbers[sample]}{group}"
 
     @property
     def axis_names(self) -> list[str]:
