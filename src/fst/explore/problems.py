@@ -219,8 +219,8 @@ class DarcyProblem(Problem):
         proceed()
         intervals = _INTERVALS[level]
         painted = torch.tensor(given.numbers, dtype=torch.float64).reshape(self.data.grid)
-        places = torch.arange(intervals + 1) / intervals * self.data.fine
-        nearest = ((places - 1) / self.stride).round().long().clamp(0, self.data.resolution - 1)
+        nodes = torch.arange(intervals + 1) / intervals * self.data.fine
+        nearest = ((nodes - 1) / self.stride).round().long().clamp(0, self.data.resolution - 1)
         solution = darcy.solve(painted[nearest][:, nearest][None], tolerance=1e-6)[0]
         rows, columns = (2 * self.nodes[kept] - 1 for kept in self.rows_and_columns(level))
         where = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)  # h w 2
@@ -276,8 +276,8 @@ class PointsProblem(Problem):
         ):
             raise ValueError(f"input must hold a sample and 1 to {most // each} sensors")
         whole_number({"input": values[0]}, "input", 0, len(self.samples) - 1)
-        for place, value in enumerate(values[1:]):
-            low, high = (0.0, 1.0) if place % each < 2 else (-1e30, 1e30)
+        for index, value in enumerate(values[1:]):
+            low, high = (0.0, 1.0) if index % each < 2 else (-1e30, 1e30)
             real_number(value, "input", low, high)
         return Given(tuple(map(float, values)))
 
@@ -292,12 +292,12 @@ class PointsProblem(Problem):
 
     def reference(self, given: Given, level: int, proceed: Proceed) -> Float[Tensor, "h w"]:
         batch = self.targets(given)
-        places = self.samples.domain.to_unit(batch.queries)[0]
+        known = self.samples.domain.to_unit(batch.queries)[0]
         asked = super().queries()[0, self.points(level)]
         nearest = []
-        for part in asked.split(max(1, _DISTANCES_AT_ONCE // len(places))):
+        for part in asked.split(max(1, _DISTANCES_AT_ONCE // len(known))):
             proceed()
-            nearest.append(torch.cdist(part, places).argmin(dim=1))
+            nearest.append(torch.cdist(part, known).argmin(dim=1))
         return batch.targets[0, torch.cat(nearest), 0].reshape(self.grids[level])
 
     def targets(self, given: Given) -> Batch:
