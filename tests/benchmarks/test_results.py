@@ -17,7 +17,7 @@ BEGIN, END = "<!-- written by benchmarks/results.py -->", "<!-- end of results -
 RECORD = {
     "run": "a", "task": "burgers-single", "model": "FST", "recipe": "fast/burgers-single/fst",
     "seed": 7, "seconds": 58.2, "steps": 3000, "error": 0.02, "paper_error": 0.04185,
-    "nearest": {"4": 0.3, "16": 0.021}, "hardware": "NVIDIA H200", "torch": "2.11.0",
+    "nearest": {"4": 0.3, "16": 0.021}, "hardware": "NVIDIA H200", "torch": "2.11.0", "samples": 84,
     "commit": "abcdef0123456789", "modified": False, "curve": [],
 }  # fmt: skip
 ROW = Row(
@@ -93,7 +93,8 @@ def test_the_page_says_what_the_rows_say(module, results, tmp_path):
     module.main(words)
     text = out.read_text()
     for expected in (
-        "| fast/burgers-single/fst | FST | 7 | 3,000 | 58.2 | 0.02000 | 0.04185 | abcdef0123 |",
+        "| fast/burgers-single/fst | FST | 7 | NVIDIA H200 | 3,000 | 58.2 | 84 | 0.02000 | 0.04185 |",
+        " | abcdef0123 |",
         "## Equal time: fast/burgers-single",
         "## Equal steps: fast/burgers-single",
         "| FST | 1,000 | 500 |",
