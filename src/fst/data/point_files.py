@@ -489,10 +489,11 @@ def _in_blocks(samples: Iterator[PointSample]) -> Iterator[list[PointSample]]:
 
 
 def _append(file: h5py.File, name: str, block: np.ndarray) -> None:
-    before, size = len(file[name]) if name in file else 0, block.shape[1]
-    if not before:
+    if name not in file:
+        size = block.shape[1]
         chunks, most = (_CHUNK_POINTS, size), (None, size)
         file.create_dataset(name, (0, size), "float32", chunks=chunks, maxshape=most)
+    before = len(file[name])
     file[name].resize(before + len(block), axis=0)
     file[name][before:] = block
 
