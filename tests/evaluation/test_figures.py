@@ -325,6 +325,18 @@ def test_training_curves():
     assert own.axes[1].get_title() == "validation error (mean standardized relative L2)"
 
 
+def test_steps_are_whole_and_thousands_are_short():
+    def ticks(last: int) -> set[str]:
+        losses = tuple((step, 1 / step) for step in np.linspace(1, last, 3).astype(int).tolist())
+        figure = figures.training([("a", Curves(losses))], RELATIVE)
+        figure.canvas.draw()
+        return {label.get_text() for label in figure.axes[0].get_xticklabels()}
+
+    assert ticks(3) >= {"1", "2", "3"}
+    assert all(text.removeprefix("\N{MINUS SIGN}").isdigit() for text in ticks(3))
+    assert {"0", "10k", "20k"} <= ticks(20_000)
+
+
 def test_labels_of_colour_bars_are_no_longer_than_the_bars(fields):
     flat = replace(fields, target_labels=np.array(["temperature of the wall (K)"]))
     figure = figures.solutions(flat)

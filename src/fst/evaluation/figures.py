@@ -720,6 +720,7 @@ def training(runs: Sequence[tuple[str, Curves]], measure: Metric) -> Figure | No
         panel.set(title=title, xlabel="step")
         if panel.lines:
             _log(panel)
+        panel.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
         panel.xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k
     if len(runs) > 1:
         axes[0, 1].legend()
