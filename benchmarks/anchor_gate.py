@@ -5,6 +5,7 @@
     python benchmarks/anchor_gate.py --out gate --kinds learned --seeds 0
     python benchmarks/anchor_gate.py --out gate --device cpu --workers 12 --width 48 --cells 256 \\
         --times 51 --batch 8 --queries 256 --rate 4e-3 --sizes 8x8 8x16 8x32  # a small FST
+    python benchmarks/anchor_gate.py --out gate --decoder linear  # cannot draw between anchors
 
 The oracle (`anchor_oracle.py`) sees the true solution, in validation as well: it bounds what a
 predictor of anchors could gain, and is no model one could use. Its positions also reveal where the
@@ -20,6 +21,9 @@ fronts are: what placing alone gains is the difference from `told`. `--kinds` ta
 and after a name, changes of the rule, such as `oracle,beta=3,window=0`. Every finished run adds
 one line to `rows.jsonl` in --out; runs that have theirs are skipped. Two runs with the same seed
 see the same samples, queries and evaluation points.
+
+With `--decoder linear` the field is the blend of one value per anchor, which is read off its
+features: what lies between anchors is then what the blend makes of it.
 """
 
 import argparse
@@ -48,8 +52,10 @@ from fst.data import burgers
 from fst.data.burgers_data import PeriodicSamples
 from fst.data.samples import BurgersSamples
 from fst.evaluation_points import PointDraws
+from fst.field import Decoder
 from fst.kernels import fuse
 from fst.metrics import relative_l2, squared_relative_l2
+from fst.nn import FourierFeatures
 
 Row = dict[str, Any]
 
@@ -88,6 +94,7 @@ class Sizes:
     queries: int = 2500
     width: int = 176
     rate: float = 1e-3
+    decoder: str = "mlp"
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -158,6 +165,18 @@ class Job:
         return asdict(self)
 
 
+class LinearDecoder(Decoder):
+    """A blend of values, instead of an MLP of blended features and of the query's position."""
+
+    def __init__(self, width: int, fourier: FourierFeatures, outputs: int) -> None:
+        super().__init__(width, fourier, 0, outputs)
+        del self.evaluate, self.feed_forward, self.norm
+        self.output = nn.Linear(width, outputs)
+
+    def pointwise(self, blended: Tensor, queries: Tensor, condition: Tensor | None) -> Tensor:
+        return self.output(blended)
+
+
 def build_model(job: Job) -> nn.Module:
     torch.manual_seed(1000 + job.seed)
     anchors = job.rows * job.per_row
@@ -172,6 +191,8 @@ def build_model(job: Job) -> nn.Module:
         **(SMALL if small else {}),
     )
     model = FunctionSpaceTransformer(config)
+    if job.sizes.decoder == "linear":
+        model.decoder = LinearDecoder(config.width, model.fourier, config.output_channels)
     scales = FixedScales(FIXED_SCALE) if job.name == "fixed" else TiedScales(job.rule)
     if job.name == "learned":
         model.predict_anchors = LearnedAnchors(model.predict_anchors, scales)
@@ -614,16 +635,16 @@ def table(rows: Iterable[Row]) -> None:
     groups: dict[tuple, list[Row]] = {}
     for row in rows:
         job = row["job"]
-        budget = (job["sizes"]["steps"], job["sizes"]["batch"])
+        budget = tuple(job["sizes"][name] for name in ("width", "decoder", "steps", "batch"))
         key = (job["viscosity"], job["rows"], job["per_row"], *budget, job["kind"])
         groups.setdefault(key, []).append(row)
     names = ("error", "nearest", "near", "elsewhere", "crowding", "steps_per_second")
     print(
-        "\n| ν | anchors | steps × batch | kind | seeds | error | 16 nearest | near fronts |",
+        "\n| ν | anchors | width | decoder | steps × batch | kind | seeds | error | 16 nearest |",
         end="",
     )
-    print(" elsewhere | crowding | steps/s |\n|" + "---|" * 11)
-    for (nu, rows_, per_row, steps, batch, kind), found in sorted(groups.items()):
+    print(" near fronts | elsewhere | crowding | steps/s |\n|" + "---|" * 13)
+    for (nu, rows_, per_row, width, decoder, steps, batch, kind), found in sorted(groups.items()):
         cells = []
         for name in names:
             values = [row[name] for row in found]
@@ -632,10 +653,8 @@ def table(rows: Iterable[Row]) -> None:
             if name == "error" and len(values) > 1:
                 text += f" ± {statistics.stdev(values):.4f}"
             cells.append(text)
-        size = f"{rows_}×{per_row}"
-        print(
-            f"| {nu:g} | {size} | {steps} × {batch} | {kind} | {len(found)} | {' | '.join(cells)} |"
-        )
+        setting = f"{nu:g} | {rows_}×{per_row} | {width} | {decoder} | {steps} × {batch} | {kind}"
+        print(f"| {setting} | {len(found)} | {' | '.join(cells)} |")
 
 
 # Representation study
@@ -750,7 +769,8 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     add("--eager", action="store_true", help="do not capture the step as a CUDA graph")
     add("--data", type=Path, default=Path(tempfile.gettempdir()) / "anchor-gate-data")
     for name, value in asdict(Sizes()).items():
-        add(f"--{name}", type=type(value), default=value)
+        choices = ("mlp", "linear") if name == "decoder" else None
+        add(f"--{name}", type=type(value), default=value, choices=choices)
     options = parser.parse_args(given)
     options.budget = Sizes(**{name: getattr(options, name) for name in asdict(Sizes())})
     options.started = time.perf_counter()

@@ -88,3 +88,26 @@ def test_the_study_writes_its_rows(tmp_path: Path) -> None:
     module("anchor_gate").main(given)
     rows = json.loads((tmp_path / "study.json").read_text())
     assert {row["kind"] for row in rows} == {"oracle", "uniform", "fixed"}
+
+
+def test_a_linear_decoder_never_leaves_the_values_of_its_anchors(solution: torch.Tensor) -> None:
+    gate = module("anchor_gate")
+    options = gate.parse_arguments([*TINY.split(), "--decoder", "linear", "--out", "."])
+    training = gate.Training(
+        gate.Job(0.01, 4, 4, "uniform", 0, options.budget),
+        burgers.solve(burgers.sample_initial(9, 64, 0), 0.01, burgers.saved_times(21)).float(),
+        torch.device("cpu"),
+    )
+    training.rate.fill_(1e-2)
+    for _ in range(3):
+        training.step()
+    batch = training.samples.whole.batch(torch.tensor([0, 1]))
+    training.place_anchors(None, 2)
+    with torch.no_grad():
+        field = training.model.represent(batch.observations)
+        found = field.decode(batch.queries)[..., 0]
+        values = field.standardization.restore(field.decoder.output(field.features))[..., 0]
+    lowest, highest = values.aminmax(dim=1, keepdim=True)
+    assert (found >= lowest - 1e-5).all()
+    assert (found <= highest + 1e-5).all()
+    assert found.std() > 1e-3  # it has learned something to bound
