@@ -156,13 +156,8 @@ def compare(
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     spent = parse_budget(budget)
     compilation: terms.Compilation = compile_mode if compile else "no"
-    compiled = compilation or "as the recipes say"
-    settings: dict[str, Any] = {
-        "kind": KIND,
-        "task": task,
-        "budget": str(spent),
-        "compile": compiled,
-    }
+    settings: dict[str, Any] = {"kind": KIND, "task": task, "budget": str(spent)}
+    settings["compile"] = compilation or "as the recipes say"
     named = terms.models_of(task, tuple(models))
     recipes = {model: terms.equal_terms(make(name), compilation) for model, name in named.items()}
     before, chosen = jobs.read_settings(out, KIND) or {}, choose_device(device)
