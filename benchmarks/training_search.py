@@ -5,10 +5,11 @@
 
 A trial changes fields of a recipe: of its training settings by their own names, of its model as
 `model.NAME`, of its data as `data.NAME`; `warmup` and `shape` (cosine or linear) are those of the
-schedule. The number of steps follows from the time: the rate is measured during the warm-up, which
-is the same whatever the number of steps. Compilation and validation are not counted.
-`nearest` is the validation error of decoding from the 16 nearest anchors, and `anchors_vary` the
-standard deviation of anchor positions between validation samples.
+schedule. `optimizer=soap` is that of `soap.py`, whose bases turn every `soap_frequency` steps (10).
+The number of steps follows from the time: the rate is measured during the warm-up, which is the
+same whatever the number of steps. Compilation and validation are not counted. `nearest` is the
+validation error of decoding from the 16 nearest anchors, and `anchors_vary` the standard deviation
+of anchor positions between validation samples.
 
 Every trial adds a line to `rows.jsonl` in --out, failures too; trials that have theirs are skipped.
 """
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from soap import Soap
 
 from fst.commands import train as command
 from fst.data.samples import Samples
@@ -54,8 +56,8 @@ def parse(text: str) -> Any:
         return text
 
 
-def changed(recipe: Recipe, trial: str, seed: int) -> tuple[Recipe, int, str]:
-    """The recipe with a trial's changes; the warm-up and the shape of the schedule."""
+def changed(recipe: Recipe, trial: str, seed: int) -> tuple[Recipe, int, str, int | None]:
+    """The recipe with a trial's changes; the schedule's warm-up and shape; SOAP's frequency."""
     changes: dict[str, dict[str, Any]] = {"training": {}, "model": {}, "data": {}}
     for word in trial.split():
         name, _, value = word.partition("=")
@@ -63,12 +65,16 @@ def changed(recipe: Recipe, trial: str, seed: int) -> tuple[Recipe, int, str]:
         changes[part or "training"][field] = parse(value)
     settings = changes["training"]
     warmup, shape = settings.pop("warmup", 300), settings.pop("shape", "cosine")
+    frequency = None
+    if settings.get("optimizer") == "soap":
+        # Groups of parameters are those of Muon; SOAP takes them over.
+        frequency, settings["optimizer"] = settings.pop("soap_frequency", 10), "muon"
     settings |= {"seed": recipe.training.seed + 1000 * seed, "tensorboard": False}
     parts = {
         name: dataclasses.replace(getattr(recipe, name), **values)
         for name, values in changes.items()
     }
-    return dataclasses.replace(recipe, **parts), warmup, shape
+    return dataclasses.replace(recipe, **parts), warmup, shape, frequency
 
 
 def schedule(warmup: int, steps: int, shape: str) -> Schedule:
@@ -157,7 +163,7 @@ def main() -> None:
             if key in done or time.monotonic() - begun > 60 * arguments.minutes:
                 continue
             row: dict[str, Any] = dict(zip(("recipe", "trial", "seed", "asked"), key, strict=True))
-            recipe, warmup, shape = changed(find(arguments.recipe), trial, seed)
+            recipe, warmup, shape, frequency = changed(find(arguments.recipe), trial, seed)
             try:
                 data = command.data_path(recipe, arguments.data)
                 if recipe.data not in loaded:
@@ -168,6 +174,9 @@ def main() -> None:
                     command.prepare_model(recipe, training.samples), training.samples,
                     validation.samples, recipe.training, build_accelerator(recipe.training, device),
                 )  # fmt: skip
+                if frequency is not None:
+                    groups, epsilon = trainer.optimizer.param_groups, recipe.training.epsilon
+                    trainer.optimizer = Soap(groups, frequency=frequency, epsilon=epsilon)
                 row |= train(trainer, arguments.seconds, warmup, shape)
                 trainer.batches.close()
                 del trainer
