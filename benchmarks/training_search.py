@@ -6,10 +6,10 @@
 A trial changes fields of a recipe: of its training settings by their own names, of its model as
 `model.NAME`, of its data as `data.NAME`; `warmup` and `shape` (cosine or linear) are those of the
 schedule. `optimizer=soap` is that of `soap.py`, whose bases turn every `soap_frequency` steps (10).
-The number of steps follows from the time: the rate is measured during the warm-up, which is the
-same whatever the number of steps. Compilation and validation are not counted. `nearest` is the
-validation error of decoding from the 16 nearest anchors, and `anchors_vary` the standard deviation
-of anchor positions between validation samples.
+The number of steps follows from the time, unless a trial says `steps=N`: the rate is measured
+during the warm-up, which is the same for any number. Compilation and validation are not counted.
+`nearest` is the validation error of decoding from the 16 nearest anchors, and `anchors_vary` the
+standard deviation of anchor positions between validation samples.
 
 Every trial adds a line to `rows.jsonl` in --out, failures too; trials that have theirs are skipped.
 """
@@ -56,25 +56,35 @@ def parse(text: str) -> Any:
         return text
 
 
-def changed(recipe: Recipe, trial: str, seed: int) -> tuple[Recipe, int, str, int | None]:
-    """The recipe with a trial's changes; the schedule's warm-up and shape; SOAP's frequency."""
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """What a trial changes that is no field of a recipe."""
+
+    warmup: int = 300
+    shape: str = "cosine"
+    steps: int | None = None
+    soap_frequency: int = 10
+
+
+def changed(recipe: Recipe, trial: str, seed: int) -> tuple[Recipe, Course, bool]:
+    """The recipe with a trial's changes, the rest of them, and whether SOAP trains it."""
     changes: dict[str, dict[str, Any]] = {"training": {}, "model": {}, "data": {}}
     for word in trial.split():
         name, _, value = word.partition("=")
         part, _, field = name.rpartition(".")
         changes[part or "training"][field] = parse(value)
     settings = changes["training"]
-    warmup, shape = settings.pop("warmup", 300), settings.pop("shape", "cosine")
-    frequency = None
-    if settings.get("optimizer") == "soap":
-        # Groups of parameters are those of Muon; SOAP takes them over.
-        frequency, settings["optimizer"] = settings.pop("soap_frequency", 10), "muon"
+    own = {field.name for field in dataclasses.fields(Course)} & set(settings)
+    course = Course(**{name: settings.pop(name) for name in own})
+    soap = settings.get("optimizer") == "soap"
+    if soap:
+        settings["optimizer"] = "muon"  # groups of parameters are Muon's; SOAP takes them over
     settings |= {"seed": recipe.training.seed + 1000 * seed, "tensorboard": False}
     parts = {
         name: dataclasses.replace(getattr(recipe, name), **values)
         for name, values in changes.items()
     }
-    return dataclasses.replace(recipe, **parts), warmup, shape, frequency
+    return dataclasses.replace(recipe, **parts), course, soap
 
 
 def schedule(warmup: int, steps: int, shape: str) -> Schedule:
@@ -102,8 +112,8 @@ def anchors(trainer: Trainer) -> dict[str, float]:
     return {"nearest": statistics.fmean(errors), "anchors_vary": varying.item()}
 
 
-def train(trainer: Trainer, seconds: float, warmup: int, shape: str) -> dict[str, Any]:
-    """Spend the time, then validate."""
+def train(trainer: Trainer, seconds: float, course: Course) -> dict[str, Any]:
+    """Spend the time, or make the steps, then validate."""
     every = trainer.settings.log_every
 
     def updates(last: int) -> float:
@@ -116,13 +126,13 @@ def train(trainer: Trainer, seconds: float, warmup: int, shape: str) -> dict[str
         trainer.read()
         return time.perf_counter() - start
 
-    trainer.schedule = schedule(warmup, 10**6, "cosine")
+    trainer.schedule = schedule(course.warmup, 10**6, "cosine")
     start = time.perf_counter()
     updates(UNTIMED)
     first = time.perf_counter() - start
     rate = (TIMED - UNTIMED) / updates(TIMED)
-    steps = max(round(seconds * rate), warmup + 1)
-    trainer.schedule = schedule(warmup, steps, shape)
+    steps = course.steps or max(round(seconds * rate), course.warmup + 1)
+    trainer.schedule = schedule(course.warmup, steps, course.shape)
     spent = updates(steps)
     losses = [loss for loss, _ in trainer.state.pending]
     start = time.perf_counter()
@@ -163,7 +173,7 @@ def main() -> None:
             if key in done or time.monotonic() - begun > 60 * arguments.minutes:
                 continue
             row: dict[str, Any] = dict(zip(("recipe", "trial", "seed", "asked"), key, strict=True))
-            recipe, warmup, shape, frequency = changed(find(arguments.recipe), trial, seed)
+            recipe, course, soap = changed(find(arguments.recipe), trial, seed)
             try:
                 data = command.data_path(recipe, arguments.data)
                 if recipe.data not in loaded:
@@ -174,10 +184,12 @@ def main() -> None:
                     command.prepare_model(recipe, training.samples), training.samples,
                     validation.samples, recipe.training, build_accelerator(recipe.training, device),
                 )  # fmt: skip
-                if frequency is not None:
+                if soap:
                     groups, epsilon = trainer.optimizer.param_groups, recipe.training.epsilon
-                    trainer.optimizer = Soap(groups, frequency=frequency, epsilon=epsilon)
-                row |= train(trainer, arguments.seconds, warmup, shape)
+                    trainer.optimizer = Soap(
+                        groups, frequency=course.soap_frequency, epsilon=epsilon
+                    )
+                row |= train(trainer, arguments.seconds, course)
                 trainer.batches.close()
                 del trainer
             except Exception as error:
