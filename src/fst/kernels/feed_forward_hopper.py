@@ -31,25 +31,155 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fst.kernels.gluon_parts import (
-    ROWS,
-    TILE,
     barrier,
     barriers,
     copy_in,
     copy_out,
-    copy_tokens,
     described,
     end_barriers,
-    gelu,
-    gelu_and_slope,
-    load_term,
-    normalise,
-    of_group,
-    token_tiles,
-    weight_tiles,
+    exp2,
 )
 from fst.kernels.launch import launch_kernel, processors, tiles_in
 from fst.kernels.weights import tile_widths
+
+ROWS = gl.constexpr(64)  # tokens of a group of warps
+TILE = gl.constexpr(128)  # channels of the first tile
+
+
+@gluon.jit
+def _tail(a):
+    """Φ(-a), as in `fst.kernels.feed_forward`: Gluon kernels cannot call Triton's functions."""
+    p = a * -0.0005002620746381581 + 0.007282395847141743
+    p = p * a - 0.05234328657388687
+    p = p * a - 0.4594140350818634
+    p = p * a - 1.1510521173477173
+    p = p * a - 1.0000019073486328
+    return exp2(p)
+
+
+@gluon.jit
+def gelu(x):
+    a = gl.abs(x)
+    return gl.maximum(x, 0.0) - a * _tail(a)
+
+
+@gluon.jit
+def gelu_and_slope(x):
+    a = gl.abs(x)
+    tail = _tail(a)
+    s = tail - a * exp2(x * x * -0.7213475204444817 - 1.3257480647361593)
+    return gl.maximum(x, 0.0) - a * tail, gl.where(x > 0.0, 1.0 - s, s)
+
+
+@gluon.jit
+def _tokens(x, rows, T, D: gl.constexpr, FIRST: gl.constexpr, WIDE: gl.constexpr):
+    """Columns of the tokens in float32, zeros behind the last, and whether they are channels."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [4, 1], [1, 0])
+    r = rows + gl.arange(0, ROWS, layout=gl.SliceLayout(1, L))
+    c = FIRST + gl.arange(0, WIDE, layout=gl.SliceLayout(0, L))
+    there = (c < D)[None, :]
+    f = gl.load(x + r[:, None] * D + c[None, :], mask=(r < T)[:, None] & there, other=0.0)
+    return f.to(gl.float32), there
+
+
+@gluon.jit
+def _like(values, WIDE: gl.constexpr):
+    """A number of each token, as tiles of this width have it."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [4, 1], [1, 0])
+    return gl.convert_layout(values, gl.SliceLayout(1, L))
+
+
+@gluon.jit
+def _store_normed(own, f, scale, D: gl.constexpr, FIRST: gl.constexpr, WIDE: gl.constexpr):
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [4, 1], [1, 0])
+    c = FIRST + gl.arange(0, WIDE, layout=gl.SliceLayout(0, L))
+    ones = gl.where((c == D) | (c == D + 2), 1.0, 0.0)[None, :]
+    own.store((f * _like(scale, WIDE)[:, None] + ones).to(own.dtype))
+
+
+@gluon.jit
+def normalise(x, rows, T, eps, D: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, own):
+    """The normalised tokens into shared memory; mean and reciprocal standard deviation."""
+    f0, _ = _tokens(x, rows, T, D, 0, TILE)
+    f1, in1 = _tokens(x, rows, T, D, TILE, D1)
+    total = gl.sum(f0, 1) + _like(gl.sum(f1, 1), TILE)
+    if D2 > 0:
+        f2, in2 = _tokens(x, rows, T, D, TILE + D1, D2)
+        total += _like(gl.sum(f2, 1), TILE)
+    mean = total / D
+    f0 = f0 - mean[:, None]
+    f1 = gl.where(in1, f1 - _like(mean, D1)[:, None], 0.0)
+    square = gl.sum(f0 * f0, 1) + _like(gl.sum(f1 * f1, 1), TILE)
+    if D2 > 0:
+        f2 = gl.where(in2, f2 - _like(mean, D2)[:, None], 0.0)
+        square += _like(gl.sum(f2 * f2, 1), TILE)
+    scale = 1.0 / gl.sqrt(square / D + eps)
+    own[0].store((f0 * scale[:, None]).to(own[0].dtype))
+    _store_normed(own[1], f1, scale, D, TILE, D1)
+    if D2 > 0:
+        _store_normed(own[2], f2, scale, D, TILE + D1, D2)
+    fence_async_shared()
+    barrier()
+    return mean, scale
+
+
+@gluon.jit
+def copy_tokens(tokens, rows, bar, D1: gl.constexpr, D2: gl.constexpr, own):
+    """Tokens as they are into shared memory; `bar` tells when they are there."""
+    mbarrier.expect(bar, ROWS * (TILE + D1 + D2) * 2)
+    copy_in(tokens[0], [rows, 0], bar, own[0])
+    copy_in(tokens[1], [rows, TILE], bar, own[1])
+    if D2 > 0:
+        copy_in(tokens[2], [rows, TILE + D1], bar, own[2])
+
+
+@gluon.jit
+def load_term(term, rows, T, P, i, H: gl.constexpr, HID: gl.constexpr):
+    """Tile i of the rows' position terms, as the product lies; token t takes row t mod P."""
+    M: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HID, 16])
+    r = rows + gl.arange(0, ROWS, layout=gl.SliceLayout(1, M))
+    c = i * HID + gl.arange(0, HID, layout=gl.SliceLayout(0, M))
+    mask = (r < T)[:, None] & (c < H)[None, :]
+    return gl.load(term + (r % P)[:, None] * H + c[None, :], mask=mask, other=0.0)
+
+
+@gluon.jit
+def weight_tiles(
+    weights, D1: gl.constexpr, D2: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr
+):  # fmt: skip
+    """Room for so many tiles of both weights."""
+    dtype: gl.constexpr = weights[0].dtype
+    first0 = gl.allocate_shared_memory(dtype, [STAGES, HID, TILE], weights[0].layout)
+    first1 = gl.allocate_shared_memory(dtype, [STAGES, HID, D1], weights[1].layout)
+    second0 = gl.allocate_shared_memory(dtype, [STAGES, HID, TILE], weights[2].layout)
+    second1 = gl.allocate_shared_memory(dtype, [STAGES, HID, D1], weights[3].layout)
+    if D2 > 0:
+        first2 = gl.allocate_shared_memory(dtype, [STAGES, HID, D2], weights[4].layout)
+        second2 = gl.allocate_shared_memory(dtype, [STAGES, HID, D2], weights[5].layout)
+        return first0, first1, second0, second1, first2, second2
+    else:
+        return first0, first1, second0, second1
+
+
+@gluon.jit
+def token_tiles(like, D1: gl.constexpr, D2: gl.constexpr, GROUPS: gl.constexpr):
+    """All tiles of the tokens of every group."""
+    dtype: gl.constexpr = like[0].dtype
+    own0 = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, TILE], like[0].layout)
+    own1 = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, D1], like[1].layout)
+    if D2 > 0:
+        return own0, own1, gl.allocate_shared_memory(dtype, [GROUPS, ROWS, D2], like[2].layout)
+    else:
+        return own0, own1
+
+
+@gluon.jit
+def of_group(tiles, D2: gl.constexpr, G: gl.constexpr):
+    """One group's part of `token_tiles`."""
+    if D2 > 0:
+        return tiles[0].index(G), tiles[1].index(G), tiles[2].index(G)
+    else:
+        return tiles[0].index(G), tiles[1].index(G)
 
 
 @gluon.jit
@@ -324,12 +454,11 @@ class Plan(NamedTuple):
 
     groups: int
     stages: int
-    term: int
-    """0: no term, 1: loaded by every thread, 2: copied in tiles."""
 
 
 def term_way(term: Tensor | None, count: int) -> int:
-    """How the term is taken: its tiles must not wrap around, and begin at multiples of 16 bytes."""
+    """How the term is taken. 0: there is none, 1: loaded by every thread, 2: copied in tiles, which
+    must not wrap around, and begin at multiples of 16 bytes."""
     if term is None:
         return 0
     whole = len(term) % ROWS.value == 0 or len(term) == count
@@ -354,17 +483,9 @@ def plan(count: int, width: int, term: int, available: int) -> Plan:
 
     columns = sum(tiles_of(width))
     groups = 3 if columns <= 208 and rounds(3) <= 1.1 * rounds(2) else 2
-    return Plan(groups, stages(groups, columns, term), term)
-
-
-def stages(groups: int, columns: int, term: int) -> int:
-    """How many tiles of both weights fit beside the tokens."""
+    # As many tiles of both weights as fit beside the tokens.
     own = groups * ROWS.value * (columns + (HIDDEN if term == 2 else 0))
-    return min(3, (SHARED // 2 - own) // (2 * HIDDEN * columns))
-
-
-def processors_of(x: Tensor) -> int:
-    return processors(x.device) if x.is_cuda else 132
+    return Plan(groups, min(3, (SHARED // 2 - own) // (2 * HIDDEN * columns)))
 
 
 def forward(
@@ -374,19 +495,20 @@ def forward(
     count = x.shape[0]
     widths = tiles_of(x.shape[1])
     boxes, absent = (widths, ()) if widths[2] else (widths[:2], (None,))
-    chosen = plan(count, x.shape[1], term_way(term, count), processors_of(x))
+    way = term_way(term, count)
+    groups, stages = plan(count, x.shape[1], way, processors(x.device))
     tiles, rows = w1.shape[0] // HIDDEN, ROWS.value
     addend = x if term is None else term
     # Copied as they are only where they are not normalised first.
     tokens = (None,) * 3 if term is None else (*described(x, rows, *boxes), *absent)
     launch_kernel(
-        feed_forward_gluon_kernel, (tiles_in(count, chosen.groups * rows),),
+        feed_forward_gluon_kernel, (tiles_in(count, groups * rows),),
         x, *tokens, addend, *described(addend, rows, HIDDEN),
         *described(w1, HIDDEN, *boxes), *absent, *described(w2, HIDDEN, *boxes), *absent,
         *described(y, rows, *boxes), *absent, b2, count, addend.shape[0], eps,
-        D=x.shape[1], D1=widths[1], D2=widths[2], H=addend.shape[1], TERM=chosen.term,
-        TILES=tiles, HID=HIDDEN, STAGES=min(chosen.stages, tiles + 1),
-        REGISTERS=FORWARD_REGISTERS[chosen.groups], GROUPS=chosen.groups, num_warps=4,
+        D=x.shape[1], D1=widths[1], D2=widths[2], H=addend.shape[1], TERM=way,
+        TILES=tiles, HID=HIDDEN, STAGES=min(stages, tiles + 1),
+        REGISTERS=FORWARD_REGISTERS[groups], GROUPS=groups, num_warps=4,
     )  # fmt: skip
 
 
