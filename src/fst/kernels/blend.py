@@ -164,7 +164,7 @@ def _highest(
 
 @triton.jit
 def _store_part(output, rows, real, part: tl.constexpr, values, D: tl.constexpr, W: tl.constexpr):
-    if D > part * W:
+    if part * W < D:
         channels = part * W + tl.arange(0, W)
         pointers = output + rows.to(tl.int64)[:, None] * D + channels[None, :]
         mask = real[:, None] & (channels < D)[None, :]
@@ -190,10 +190,10 @@ def _add_part(
     part: tl.constexpr, P: tl.constexpr, W: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """The product with a part of the features, if there are so many, is added; the last settles."""
-    if P > part * W:
+    if part * W < P:
         z = tl.load(features + columns[:, None] * P + (part * W + tl.arange(0, W))[None, :])
         total = tl.dot(weights, z, total, input_precision="ieee")
-        if P == (part + 1) * W:
+        if (part + 1) * W == P:
             total = settled(total, COMPILED)
     return total
 
@@ -360,7 +360,7 @@ def _store_channels(
     base, rows, row_mask, stride: tl.constexpr, first: tl.constexpr, values,
     D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    if D > first:
+    if first < D:
         channels = first + tl.arange(0, BLOCK)
         mask = row_mask[:, None] & (channels < D)[None, :]
         pointers = base + rows[:, None] * stride + channels[None, :]

@@ -28,7 +28,7 @@ there it is as fast.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -75,6 +75,16 @@ def channel_tiles(width: int) -> dict[str, int]:
 def padded_hidden(hidden: int) -> int:
     """Up to whole tiles."""
     return hidden + -hidden % HIDDEN_MULTIPLE
+
+
+def hopper_took(family: str, launch: Callable[[], None], *given: Tensor) -> bool:
+    """Whether the Hopper kernel ran on these (tokens first): it wants rows of whole 16 bytes."""
+    suited = all(
+        each.dtype == torch.bfloat16 and each.data_ptr() % 16 == 0 and each.shape[1] % 8 == 0
+        for each in given
+    )
+    wide = tile_widths(given[0].shape[1])[0] == _WIDEST and len(given[0]) > 0
+    return suited and wide and try_on_hopper(family, given[0], launch)
 
 
 # Projections of the same tokens: queries, keys and values.
@@ -273,7 +283,7 @@ def pack_normed_backward(
     """Of γ, β, and each weight and bias, in float32."""
     grad = grad.contiguous()
     norm, weights = _contiguous(gamma, beta), _contiguous(w0, w1, w2)
-    found = _empty_gradients(gamma, beta, w0, w1, w2)
+    found = _empty_gradients(grad, gamma, beta, w0, w1, w2)
     (rows, width), count = w0.shape, len(found) // 2 - 1
     launch_kernel(
         pack_normed_backward_kernel,
@@ -290,17 +300,12 @@ def pack_normed_backward(
 
 
 @pack_normed_backward.register_fake
-def _(grad: Tensor, *given: Any) -> list[Tensor]:
-    return _empty_gradients(*given[:5])
-
-
-def _empty_gradients(gamma: Tensor, beta: Tensor, *weights: Tensor | None) -> list[Tensor]:
-    found = [gamma.new_empty(each.shape, dtype=torch.float32) for each in (gamma, beta)]
-    for weight in weights:
+def _empty_gradients(grad: Tensor, gamma: Tensor, beta: Tensor, *given: Any) -> list[Tensor]:
+    shapes = [gamma.shape, beta.shape]
+    for weight in given[:MOST_WEIGHTS]:
         if weight is not None:
-            found.append(gamma.new_empty(weight.shape, dtype=torch.float32))
-            found.append(gamma.new_empty(weight.shape[0], dtype=torch.float32))
-    return found
+            shapes += [weight.shape, weight.shape[:1]]
+    return [gamma.new_empty(shape, dtype=torch.float32) for shape in shapes]
 
 
 def _save_for_pack_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -354,8 +359,7 @@ def pack_normed_layers(
 def pack_layers_forward(
     weight: Tensor, second: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    packed = _empty_packed(weight, len(weight), dtype)
-    packed_second = torch.empty_like(packed)
+    packed, packed_second = _empty_pair(weight, second, dtype)
     if weight.stride(1) != 1:
         weight = weight.contiguous()
     weights, sizes = (weight, None, None), _head_sizes(1, len(weight), 1, len(weight))
@@ -366,7 +370,7 @@ def pack_layers_forward(
 
 
 @pack_layers_forward.register_fake
-def _(weight: Tensor, second: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _empty_pair(weight: Tensor, second: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     packed = _empty_packed(weight, weight.shape[0], dtype)
     return packed, torch.empty_like(packed)
 
