@@ -125,15 +125,10 @@ def pack_position_backward_kernel(
     tl.store(dbias + rows, tl.load(pointers, mask=rows < H, other=0.0), mask=rows < H)
 
 
-def _padded_bands(bands: int) -> int:
-    """A power of two that fills a tensor core's tile."""
-    return max(RAW, triton.next_power_of_2(bands))
-
-
 def _layer_sizes(bands: int, columns: int) -> dict[str, int]:
-    """Of weights with so many columns."""
-    axes = columns // (1 + 2 * bands)
-    return {"AXES": axes, "BANDS": bands, "K": _padded_bands(bands), "RAW": RAW}
+    """Of weights with so many columns; bands are filled up to a tensor core's tile."""
+    axes, padded = columns // (1 + 2 * bands), max(RAW, triton.next_power_of_2(bands))
+    return {"AXES": axes, "BANDS": bands, "K": padded, "RAW": RAW}
 
 
 @operator("fst::pack_position_layer")
@@ -202,13 +197,8 @@ def _save_for_pack_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Ten
 def _pack_gradients(
     ctx: Any, grad: Tensor | None, packed: None, table: None
 ) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 4
-    found = pack_position_backward(grad, *ctx.sizes)
-    weight, bias = (
-        each if wanted else None for each, wanted in zip(found, ctx.needs_input_grad, strict=False)
-    )
-    return weight, bias, None, None
+    found = (None, None) if grad is None else pack_position_backward(grad, *ctx.sizes)
+    return *found, None, None
 
 
 pack_position_forward.register_autograd(_pack_gradients, setup_context=_save_for_pack_backward)

@@ -17,7 +17,6 @@ through shared memory, once for all groups.
 """
 
 from functools import cache
-from typing import NamedTuple
 
 from torch import Tensor
 from triton.experimental import gluon
@@ -201,15 +200,9 @@ def normed_linear_gluon_kernel(
     end_barriers(arrived)
 
 
-class ForwardPlan(NamedTuple):
-    """Tiles of tokens that each group prefetches, outputs of a program in pieces."""
-
-    prefetch: int
-    outputs: int
-
-
-# By the width in pieces: the fastest of those tried on an H200.
-FORWARD_PLANS = {3: ForwardPlan(1, 3), 4: ForwardPlan(2, 2)}
+# Tiles of tokens that each group prefetches and outputs of a program in pieces, by the width in
+# pieces: the fastest of those tried on an H200.
+FORWARD_PLANS = {3: (1, 3), 4: (2, 2)}
 
 
 @cache
@@ -404,19 +397,10 @@ def normed_linear_backward_gluon_kernel(
     end_barriers(full)
 
 
-class BackwardPlan(NamedTuple):
-    """Pieces that each group prefetches, and rows of pieces of weights that are held.
-
-    A tile's tokens are in shared memory all at once, so at least their pieces must be prefetched;
-    of weights that pass through it at least two rows.
-    """
-
-    prefetch: int
-    weights: int
-
-
-# By the width in pieces: the fastest of those tried on an H200.
-BACKWARD_PLANS = {3: BackwardPlan(6, 3), 4: BackwardPlan(4, 3)}
+# Pieces that each group prefetches and rows of pieces of weights that are held, by the width in
+# pieces: the fastest of those tried on an H200. A tile's tokens are in shared memory all at once,
+# so at least their pieces must be prefetched; of weights that pass through it at least two rows.
+BACKWARD_PLANS = {3: (6, 3), 4: (4, 3)}
 
 
 @cache

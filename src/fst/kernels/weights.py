@@ -318,11 +318,9 @@ def _save_for_pack_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Ten
 def _pack_gradients(
     ctx: Any, grad: Tensor | None, packed: None, packed_second: None
 ) -> tuple[Tensor | None, ...]:
-    needed = ctx.needs_input_grad
     found = [] if grad is None else pack_normed_backward(grad, *ctx.saved_tensors, *ctx.heads)
-    filled = [*found, *[None] * (len(needed) - len(found))]
-    # Autograd rounds them to the parameters' dtype.
-    return tuple(each if wanted else None for each, wanted in zip(filled, needed, strict=True))
+    # Autograd rounds them to the parameters' dtype, and drops those that nobody wants.
+    return *found, *[None] * (len(ctx.needs_input_grad) - len(found))
 
 
 pack_normed_forward.register_autograd(_pack_gradients, setup_context=_save_for_pack_backward)
