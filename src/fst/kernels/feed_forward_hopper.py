@@ -183,13 +183,13 @@ def of_group(tiles, D2: gl.constexpr, G: gl.constexpr):
 
 
 @gluon.jit
-def _fetch_forward(
-    weights, ring, ready, i,
+def _fetch(
+    weights, ring, ready, i, LAG: gl.constexpr,
     D1: gl.constexpr, D2: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What step i reads: tile i of the first weights, tile i - 1 of the second.
+    """What step i reads: tile i of the first weights, tile i - LAG of the second.
 
-    Of the first step and the last, half is out of range and arrives as zeros.
+    Of the first step and the last, half may be out of range and arrives as zeros.
     """
     stage = i % STAGES
     bar = ready.index(stage)
@@ -198,10 +198,10 @@ def _fetch_forward(
     copy_in(weights[1], [i * HID, TILE], bar, ring[1].index(stage))
     if D2 > 0:
         copy_in(weights[4], [i * HID, TILE + D1], bar, ring[4].index(stage))
-    copy_in(weights[2], [(i - 1) * HID, 0], bar, ring[2].index(stage))
-    copy_in(weights[3], [(i - 1) * HID, TILE], bar, ring[3].index(stage))
+    copy_in(weights[2], [(i - LAG) * HID, 0], bar, ring[2].index(stage))
+    copy_in(weights[3], [(i - LAG) * HID, TILE], bar, ring[3].index(stage))
     if D2 > 0:
-        copy_in(weights[5], [(i - 1) * HID, TILE + D1], bar, ring[5].index(stage))
+        copy_in(weights[5], [(i - LAG) * HID, TILE + D1], bar, ring[5].index(stage))
 
 
 @gluon.jit
@@ -332,7 +332,7 @@ def _forward_group(
     ring, owns, term_slot, ready, empty, arrived, turns = held
     if G == 0:
         for i in gl.static_range(STAGES):
-            _fetch_forward(weights, ring, ready, i, D1, D2, HID, STAGES)
+            _fetch(weights, ring, ready, i, 1, D1, D2, HID, STAGES)
     rows = gl.program_id(0) * (GROUPS * ROWS) + G * ROWS
     own = of_group(owns, D2, G)
     term_slot = term_slot.index(G % term_slot.shape[0])
@@ -369,7 +369,7 @@ def _forward_group(
             if i - 1 + STAGES <= TILES:
                 last = (i - 1) % STAGES
                 mbarrier.wait(empty.index(last), ((i - 1) // STAGES) & 1)
-                _fetch_forward(weights, ring, ready, i - 1 + STAGES, D1, D2, HID, STAGES)
+                _fetch(weights, ring, ready, i - 1 + STAGES, 1, D1, D2, HID, STAGES)
         if GROUPS == 2:
             sums = _finished(under_way, a, 3 if D2 > 0 else 2, D2)
         pre = warpgroup_mma_wait(0, deps=[pre])
@@ -526,20 +526,6 @@ BACKWARD_REGISTERS = 256
 
 
 @gluon.jit
-def _fetch_backward(
-    weights, ring, ready, i, D1: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr
-):
-    """Hidden units of tile i of both weights into the ring."""
-    stage = i % STAGES
-    bar = ready.index(stage)
-    mbarrier.expect(bar, 2 * HID * (TILE + D1) * 2)
-    copy_in(weights[0], [i * HID, 0], bar, ring[0].index(stage))
-    copy_in(weights[1], [i * HID, TILE], bar, ring[1].index(stage))
-    copy_in(weights[2], [i * HID, 0], bar, ring[2].index(stage))
-    copy_in(weights[3], [i * HID, TILE], bar, ring[3].index(stage))
-
-
-@gluon.jit
 def _column_sums(own, sums, D: gl.constexpr, FIRST: gl.constexpr, WIDE: gl.constexpr):
     # Every warp has whole columns: their sums need no shared memory, of which nothing is left.
     L: gl.constexpr = gl.BlockedLayout([1, 2], [256 // WIDE, WIDE // 8], [1, 4], [1, 0])
@@ -580,7 +566,7 @@ def _backward_group(
     copy_tokens(grads, rows, arrived.index(G), D1, 0, (dy0, dy1))
     if G == 0:
         for i in gl.static_range(STAGES):
-            _fetch_backward(weights, ring, ready, i, D1, HID, STAGES)
+            _fetch(weights, ring, ready, i, 0, D1, 0, HID, STAGES)
     if TERM:
         copy_tokens(tokens, rows, arrived.index(2 + G), D1, 0, (own0, own1))
         mbarrier.wait(arrived.index(2 + G), 0)
@@ -634,7 +620,7 @@ def _backward_group(
         if G == 0:  # noqa: SIM102 (known when compiled, the next is not)
             if i + STAGES < TILES:
                 mbarrier.wait(empty.index(stage), (i // STAGES) & 1)
-                _fetch_backward(weights, ring, ready, i + STAGES, D1, HID, STAGES)
+                _fetch(weights, ring, ready, i + STAGES, 0, D1, 0, HID, STAGES)
     if not TERM:
         c1 = TILE + gl.arange(0, D1, layout=gl.SliceLayout(0, M1))
         d1 = gl.where((c1 < D)[None, :], d1, 0.0)
