@@ -14,9 +14,8 @@ Their own gradient is
 with y_r = W z_r and g_r its gradient. Sums of S (a_i - a_j) / ℓ_j² along rows and columns then give
 the positions, and sums along columns the length scales.
 
-In float32 autograd forms G, and a kernel of one pass over each row does the rest. In half precision
-autograd would form g_r z_rᵀ in each step, round it, and add up what the steps made. There one
-kernel does all steps: G, summed up in float32, is on the chip a tile at a time.
+Autograd would form g_r z_rᵀ in each step, round it to half precision, and add up what the steps
+made. Here one kernel does all steps: G, summed up in float32, is on the chip a tile at a time.
 
 For that, the backward pass must have every g_r, z_r and y_r at once. Slots bring them there:
 tensors without numbers, made from the anchors before the first step. A step takes three of them
@@ -36,25 +35,8 @@ from torch import Tensor
 from fst.kernels.blend import FOLD
 from fst.kernels.launch import Tiles, first_that_fits, launch_kernel, operator
 
-# Rows at once, and rows of one program: the columns' gradients are summed over the latter. The
-# fastest of those tried on an H200.
-WEIGHTS_FORWARD = {"ROWS": 4, "CHUNK": 64, "num_warps": 4}
-WEIGHTS_BACKWARD = {"ROWS": 1, "CHUNK": 128, "num_warps": 4}
-
-
-@triton.jit
-def _gaps_and_logits(p0, p1, p2, a0, a1, a2, i0, i1, i2, AXES: tl.constexpr):
-    """The gaps along each axis, in the anchors' length scales, and -Σ of their squares."""
-    u0 = (p0[:, None] - a0[None, :]) * i0[None, :]
-    t = -u0 * u0
-    u1, u2 = u0, u0
-    if AXES > 1:
-        u1 = (p1[:, None] - a1[None, :]) * i1[None, :]
-        t -= u1 * u1
-    if AXES > 2:
-        u2 = (p2[:, None] - a2[None, :]) * i2[None, :]
-        t -= u2 * u2
-    return u0, u1, u2, t
+# Rows at once, and rows of one program: the fastest of those tried on an H200.
+WEIGHTS = {"ROWS": 4, "CHUNK": 64, "num_warps": 4}
 
 
 @triton.jit
@@ -82,7 +64,14 @@ def anchor_weights_kernel(
         rows = tl.program_id(0) * CHUNK + start + tl.arange(0, ROWS)
         real = rows < M
         p0, p1, p2 = _axes(anchors, rows, real, M, AXES)
-        _, _, _, t = _gaps_and_logits(p0, p1, p2, a0, a1, a2, i0, i1, i2, AXES)
+        u = (p0[:, None] - a0[None, :]) * i0[None, :]
+        t = -u * u
+        if AXES > 1:
+            u = (p1[:, None] - a1[None, :]) * i1[None, :]
+            t -= u * u
+        if AXES > 2:
+            u = (p2[:, None] - a2[None, :]) * i2[None, :]
+            t -= u * u
         weights = tl.where(there[None, :], tl.exp2(t), 0.0)
         reciprocal = 1.0 / tl.maximum(tl.sum(weights, 1), 1.0)  # rows beyond the last have none
         pointers = out + (b * M + rows[:, None]) * M + columns[None, :]
@@ -91,139 +80,22 @@ def anchor_weights_kernel(
         tl.store(reciprocals + b * M + rows, reciprocal, mask=real)
 
 
-@triton.jit
-def _store_axis(base, chunk, M, columns, there, axis: tl.constexpr, AXES: tl.constexpr, values):
-    """Into (chunk axis anchor)."""
-    if axis < AXES:
-        tl.store(base + (chunk * AXES + axis) * M + columns, values, mask=there)
-
-
-@triton.jit
-def anchor_weights_backward_kernel(
-    grad, anchors, inverse, reciprocals, grad_points, grad_anchors, grad_inverse, M, rescale,
-    AXES: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """A chunk of rows; gradients of the columns are its share alone."""
-    b = tl.program_id(1).to(tl.int64)
-    anchors += b * M * AXES
-    inverse += b * M * AXES
-    grad_points += b * M * AXES
-    columns = tl.arange(0, WIDE)
-    there = columns < M
-    a0, a1, a2 = _axes(anchors, columns, there, M, AXES)
-    i0, i1, i2 = _axes(inverse, columns, there, M, AXES)
-    # Sums of S u and S u²: the factors 1/ℓ_j of the columns come at the end.
-    s0 = tl.zeros((ROWS, WIDE), tl.float32)
-    s1, s2, q0, q1, q2 = s0, s0, s0, s0, s0
-    for start in range(0, CHUNK, ROWS):
-        rows = tl.program_id(0) * CHUNK + start + tl.arange(0, ROWS)
-        real = rows < M
-        p0, p1, p2 = _axes(anchors, rows, real, M, AXES)
-        u0, u1, u2, t = _gaps_and_logits(p0, p1, p2, a0, a1, a2, i0, i1, i2, AXES)
-        reciprocal = tl.load(reciprocals + b * M + rows, mask=real, other=0.0)
-        weights = tl.exp2(t) * reciprocal[:, None]
-        pointers = grad + (b * M + rows[:, None]) * M + columns[None, :]
-        g = tl.load(pointers, mask=real[:, None] & there[None, :], other=0.0).to(tl.float32)
-        weights = tl.where(there[None, :], weights, 0.0)
-        change = weights * (g - tl.sum(weights * g, 1)[:, None])
-        along = change * u0
-        s0 += along
-        q0 += along * u0
-        _store_axis(
-            grad_points, 0, M, rows, real, 0, AXES, -tl.sum(along * i0[None, :], 1) * rescale
-        )
-        if AXES > 1:
-            along = change * u1
-            s1 += along
-            q1 += along * u1
-            _store_axis(
-                grad_points, 0, M, rows, real, 1, AXES, -tl.sum(along * i1[None, :], 1) * rescale
-            )
-        if AXES > 2:
-            along = change * u2
-            s2 += along
-            q2 += along * u2
-            _store_axis(
-                grad_points, 0, M, rows, real, 2, AXES, -tl.sum(along * i2[None, :], 1) * rescale
-            )
-    chunk = b * tl.num_programs(0) + tl.program_id(0)
-    _store_axis(grad_anchors, chunk, M, columns, there, 0, AXES, tl.sum(s0, 0) * i0 * rescale)
-    _store_axis(grad_inverse, chunk, M, columns, there, 0, AXES, -tl.sum(q0, 0) / i0 * rescale)
-    if AXES > 1:
-        _store_axis(grad_anchors, chunk, M, columns, there, 1, AXES, tl.sum(s1, 0) * i1 * rescale)
-        _store_axis(grad_inverse, chunk, M, columns, there, 1, AXES, -tl.sum(q1, 0) / i1 * rescale)
-    if AXES > 2:
-        _store_axis(grad_anchors, chunk, M, columns, there, 2, AXES, tl.sum(s2, 0) * i2 * rescale)
-        _store_axis(grad_inverse, chunk, M, columns, there, 2, AXES, -tl.sum(q2, 0) / i2 * rescale)
-
-
-def _padded_anchors(count: int) -> int:
-    return max(16, triton.next_power_of_2(count))
-
-
 @operator("fst::anchor_weights")
 def weights_forward(anchors: Tensor, inverse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The weights (b m m) and the reciprocal of the sum of each row before it was normalised."""
+    out, reciprocals = _empty_weights(anchors, inverse, dtype)
     batch, axes, count = anchors.shape
-    out = anchors.new_empty(batch, count, count, dtype=dtype)
-    reciprocals = anchors.new_empty(batch, count)
-    launch_kernel(
-        anchor_weights_kernel,
-        (triton.cdiv(count, WEIGHTS_FORWARD["CHUNK"]), batch),
-        anchors,
-        inverse,
-        out,
-        reciprocals,
-        count,
-        AXES=axes,
-        WIDE=_padded_anchors(count),
-        **WEIGHTS_FORWARD,
-    )
+    launch_kernel(anchor_weights_kernel, (triton.cdiv(count, WEIGHTS["CHUNK"]), batch),
+        anchors, inverse, out, reciprocals, count,
+        AXES=axes, WIDE=max(16, triton.next_power_of_2(count)), **WEIGHTS,
+    )  # fmt: skip
     return out, reciprocals
 
 
 @weights_forward.register_fake
-def _(anchors: Tensor, inverse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _empty_weights(anchors: Tensor, inverse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     batch, _, count = anchors.shape
     return anchors.new_empty(batch, count, count, dtype=dtype), anchors.new_empty(batch, count)
-
-
-@operator("fst::anchor_weights_backward")
-def weights_backward(
-    grad: Tensor, anchors: Tensor, inverse: Tensor, reciprocals: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the rows' positions (b s m), and of columns' positions and reciprocal length
-    scales in as many parts as there are chunks (b c s m)."""
-    batch, axes, count = anchors.shape
-    chunks = triton.cdiv(count, WEIGHTS_BACKWARD["CHUNK"])
-    parts = (batch, chunks, axes, count)
-    found = torch.empty_like(anchors), anchors.new_empty(parts), anchors.new_empty(parts)
-    launch_kernel(anchor_weights_backward_kernel, (chunks, batch),
-        grad, anchors, inverse, reciprocals, *found, count, FOLD**-2,
-        AXES=axes, WIDE=_padded_anchors(count), **WEIGHTS_BACKWARD,
-    )  # fmt: skip
-    return found
-
-
-@weights_backward.register_fake
-def _(grad: Tensor, anchors: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    batch, axes, count = anchors.shape
-    parts = (batch, math.ceil(count / WEIGHTS_BACKWARD["CHUNK"]), axes, count)
-    return torch.empty_like(anchors), anchors.new_empty(parts), anchors.new_empty(parts)
-
-
-def _save_for_weights_backward(
-    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
-) -> None:
-    ctx.save_for_backward(*inputs[:2], output[1])
-
-
-def _weights_gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    rows, columns, inverse = weights_backward(grad.contiguous(), *ctx.saved_tensors)
-    return rows + columns.sum(dim=1), inverse.sum(dim=1), None
-
-
-weights_forward.register_autograd(_weights_gradients, setup_context=_save_for_weights_backward)
 
 
 def by_axis(
@@ -439,11 +311,9 @@ def blend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the rows' and of the columns' positions, and of the columns' reciprocal length
     scales, each in as many parts as a side has tiles (b c s m)."""
-    batch, axes, count = anchors.shape
+    found = _empty_parts(anchors)
+    batch, side, axes, count = found[0].shape
     channels = grads[0].shape[2]
-    side = triton.cdiv(count, 2 * HALF)
-    parts = (batch, side, axes, count)
-    found = anchors.new_empty(parts), anchors.new_empty(parts), anchors.new_empty(parts)
     shifts = torch.empty_like(reciprocals)
     launch_kernel(shifts_kernel, (triton.cdiv(batch * count, SHIFTS["ROWS"]),),
         tuple(grads), tuple(blends), reciprocals, shifts, batch * count,
@@ -462,7 +332,7 @@ def blend_backward(
 
 
 @blend_backward.register_fake
-def _(anchors: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _empty_parts(anchors: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     batch, axes, count = anchors.shape
     parts = (batch, math.ceil(count / (2 * HALF)), axes, count)
     return anchors.new_empty(parts), anchors.new_empty(parts), anchors.new_empty(parts)
@@ -531,17 +401,17 @@ class AnchorBlend:
         dtype: torch.dtype,
     ) -> None:
         anchors, inverse = by_axis(positions, length_scales)
-        self.weights, reciprocals = weights_forward(anchors, inverse, dtype)
         # Their gradient is part of what the slots give.
-        self._anchors = anchors, inverse, reciprocals.detach()
+        self.weights, reciprocals = weights_forward(anchors.detach(), inverse.detach(), dtype)
+        self._anchors = anchors, inverse, reciprocals
         self._slots: list[Tensor] = []
 
     def __call__(self, features: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
         features = features.to(self.weights.dtype)
-        learned = torch.is_grad_enabled() and self.weights.requires_grad
-        if not learned or features.element_size() > 2:  # PyTorch's products are as good
+        learned = any(each.requires_grad for each in self._anchors)
+        if not (learned and torch.is_grad_enabled()):
             return self.weights @ features
         if not self._slots:
             self._slots = make_slots(*self._anchors, features.shape[2], features.dtype)
         three, self._slots = self._slots[:3], self._slots[3:]
-        return blend_step(self.weights.detach(), features, *three)
+        return blend_step(self.weights, features, *three)

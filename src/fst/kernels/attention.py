@@ -27,7 +27,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from fst.kernels.launch import launch_kernel, operator, try_on_hopper
+from fst.kernels.launch import from_module, launch_kernel, operator, try_on_hopper
 
 
 @triton.jit
@@ -273,12 +273,6 @@ def _joined(like: Tensor) -> Tensor:
     return like.new_empty(batch, count, heads, size).transpose(1, 2)
 
 
-def _like(keys_values: Tensor, queries: Tensor | None) -> list[Tensor]:
-    """Empty tensors for the gradients of both, or of the one."""
-    found = keys_values.new_empty(keys_values.shape)
-    return [found] if queries is None else [found, _joined(queries)]
-
-
 @operator("fst::attention")
 def attention_forward(
     keys_values: Tensor, queries: Tensor | None, scale: float, real: int
@@ -289,16 +283,11 @@ def attention_forward(
     """
     parts = _parts(keys_values, queries)
     batch, heads, count, size = parts[0].shape
-    out = _joined(parts[0])
-    logarithms = keys_values.new_empty(batch, heads, count, dtype=torch.float32)
-
-    def on_hopper() -> None:
-        from fst.kernels.attention_hopper import forward
-
-        forward(*parts, scale, out, logarithms, real)
-
+    out, logarithms = _empty_mixture(keys_values, queries)
+    given = *parts, scale, out, logarithms, real
+    launch = from_module("attention_hopper", "forward", *given)
     suited = _suits_hopper_forward(*parts)
-    if suited and try_on_hopper("attention forward", keys_values, on_hopper):
+    if suited and try_on_hopper("attention forward", keys_values, launch):
         return out, logarithms
     strides, unit = _strides(*parts)
     launch_kernel(attention_kernel, (triton.cdiv(count, FORWARD["BLOCK_M"]), batch * heads),
@@ -311,7 +300,9 @@ def attention_forward(
 
 
 @attention_forward.register_fake
-def _(keys_values: Tensor, queries: Tensor | None, *rest: float) -> tuple[Tensor, Tensor]:
+def _empty_mixture(
+    keys_values: Tensor, queries: Tensor | None, *rest: float
+) -> tuple[Tensor, Tensor]:
     asked, _, _ = _parts(keys_values, queries)
     return _joined(asked), keys_values.new_empty(asked.shape[:3], dtype=torch.float32)
 
@@ -325,20 +316,15 @@ def attention_backward(
 
     `delta` is scale Σ grad · out, over the channels.
     """
-    parts, gradients = _parts(keys_values, queries), _like(keys_values, queries)
+    parts, gradients = _parts(keys_values, queries), _empty_gradients(grad, keys_values, queries)
     batch, heads, count, size = parts[0].shape
     keys, wide, joint = keys_values.shape[1], _widened(size), keys_values.shape[2]
     apart = joint if queries is None else 1
     dq, dk, dv = _parts(gradients[0], None if queries is None else gradients[1])
     given = (grad, *parts, logarithms, delta)
-
-    def on_hopper() -> None:
-        from fst.kernels.attention_hopper import backward
-
-        backward(*given, scale, dq, dk, dv)
-
+    launch = from_module("attention_hopper", "backward", *given, scale, dq, dk, dv)
     suited = _suits_hopper_backward(grad, *parts)
-    if suited and try_on_hopper("attention backward", keys_values, on_hopper):
+    if suited and try_on_hopper("attention backward", keys_values, launch):
         return gradients
     strides, unit = _strides(grad, *parts)
     numbers = (*strides, heads, count, keys, scale * math.log2(math.e), scale)
@@ -356,8 +342,12 @@ def attention_backward(
 
 
 @attention_backward.register_fake
-def _(grad: Tensor, keys_values: Tensor, queries: Tensor | None, *rest: Any) -> list[Tensor]:
-    return _like(keys_values, queries)
+def _empty_gradients(
+    grad: Tensor, keys_values: Tensor, queries: Tensor | None, *rest: Any
+) -> list[Tensor]:
+    """Of both, or of the one."""
+    found = keys_values.new_empty(keys_values.shape)
+    return [found] if queries is None else [found, _joined(queries)]
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

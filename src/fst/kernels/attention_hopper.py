@@ -43,13 +43,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fst.kernels.gluon_parts import (
+    BOX,
     advance,
     barrier,
     barriers,
     copy_heads,
     copy_in,
     describe,
-    described_heads,
     end_barriers,
     exp2,
     seen_as,
@@ -111,7 +111,11 @@ QUERIES_REGISTERS = gl.constexpr(56)
 
 
 def _heads(tensor: Tensor) -> TensorDescriptor:
-    return described_heads(tensor, TILE.value, WIDE.value)
+    """Tiles of one head of a (b h n k) tensor, widened with zeros."""
+    batch, heads, count, size = tensor.shape
+    b, h, n, _ = tensor.stride()
+    shape, strides = (batch, count, heads, size), (b, n, h, 1)
+    return describe(tensor, shape, strides, (1, TILE.value, 1, WIDE.value), BOX.value)
 
 
 @gluon.jit

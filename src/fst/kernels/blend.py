@@ -126,10 +126,11 @@ def _columns(chosen, start, BLOCK: tl.constexpr, LISTED: tl.constexpr):
 
 
 @triton.jit
-def _coordinate(points, Q, rows, real, axis: tl.constexpr, AXES: tl.constexpr):
+def _axis(base, count, index, mask, axis: tl.constexpr, AXES: tl.constexpr):
+    """One coordinate of the listed points; zero where there are fewer axes than that."""
     if axis < AXES:
-        return tl.load(points + axis * Q + rows, mask=real, other=0.0)[:, None]
-    return tl.zeros((rows.shape[0], 1), tl.float32)
+        return tl.load(base + axis * count + index, mask=mask, other=0.0)
+    return tl.zeros(index.shape, tl.float32)
 
 
 @triton.jit
@@ -162,16 +163,12 @@ def _highest(
 
 
 @triton.jit
-def _feature_part(features, columns, part: tl.constexpr, P: tl.constexpr, W: tl.constexpr):
-    return tl.load(features + columns[:, None] * P + (part * W + tl.arange(0, W))[None, :])
-
-
-@triton.jit
 def _store_part(output, rows, real, part: tl.constexpr, values, D: tl.constexpr, W: tl.constexpr):
-    channels = part * W + tl.arange(0, W)
-    pointers = output + rows.to(tl.int64)[:, None] * D + channels[None, :]
-    mask = real[:, None] & (channels < D)[None, :]
-    tl.store(pointers, values.to(output.dtype.element_ty), mask=mask)
+    if part * W < D:
+        channels = part * W + tl.arange(0, W)
+        pointers = output + rows.to(tl.int64)[:, None] * D + channels[None, :]
+        mask = real[:, None] & (channels < D)[None, :]
+        tl.store(pointers, values.to(output.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -185,6 +182,20 @@ def settled(values, COMPILED: tl.constexpr):
     if COMPILED:
         values = tl.inline_asm_elementwise("", "=r,0", [values], tl.float32, is_pure=True, pack=1)
     return values
+
+
+@triton.jit
+def _add_part(
+    total, weights, features, columns,
+    part: tl.constexpr, P: tl.constexpr, W: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """The product with a part of the features, if there are so many, is added; the last settles."""
+    if part * W < P:
+        z = tl.load(features + columns[:, None] * P + (part * W + tl.arange(0, W))[None, :])
+        total = tl.dot(weights, z, total, input_precision="ieee")
+        if (part + 1) * W == P:
+            total = settled(total, COMPILED)
+    return total
 
 
 @triton.jit
@@ -204,30 +215,11 @@ def _blend_tile(
         columns = _columns(chosen, start, BLOCK_M, LISTED)
         exponents = _exponents(shift[:, None], x0, x1, x2, anchors, inverse, columns, R, AXES)
         weights = tl.exp2(exponents).to(features.dtype.element_ty)
-        z = _feature_part(features, columns, 0, P, W)
-        sum0 = tl.dot(weights, z, sum0, input_precision="ieee")
-        if P == W:
-            sum0 = settled(sum0, COMPILED)
-        if P > W:
-            z = _feature_part(features, columns, 1, P, W)
-            sum1 = tl.dot(weights, z, sum1, input_precision="ieee")
-            if P == 2 * W:
-                sum1 = settled(sum1, COMPILED)
-        if P > 2 * W:
-            z = _feature_part(features, columns, 2, P, W)
-            sum2 = tl.dot(weights, z, sum2, input_precision="ieee")
-            if P == 3 * W:
-                sum2 = settled(sum2, COMPILED)
-        if P > 3 * W:
-            z = _feature_part(features, columns, 3, P, W)
-            sum3 = tl.dot(weights, z, sum3, input_precision="ieee")
-            if P == 4 * W:
-                sum3 = settled(sum3, COMPILED)
-        if P > 4 * W:
-            z = _feature_part(features, columns, 4, P, W)
-            sum4 = tl.dot(weights, z, sum4, input_precision="ieee")
-            if P == 5 * W:
-                sum4 = settled(sum4, COMPILED)
+        sum0 = _add_part(sum0, weights, features, columns, 0, P, W, COMPILED)
+        sum1 = _add_part(sum1, weights, features, columns, 1, P, W, COMPILED)
+        sum2 = _add_part(sum2, weights, features, columns, 2, P, W, COMPILED)
+        sum3 = _add_part(sum3, weights, features, columns, 3, P, W, COMPILED)
+        sum4 = _add_part(sum4, weights, features, columns, 4, P, W, COMPILED)
     last = sum0
     if P > W:
         last = sum1
@@ -240,12 +232,9 @@ def _blend_tile(
     total = tl.sum(tl.where((P - W + tl.arange(0, W) == D)[None, :], last, 0.0), 1)
     scale = 1.0 / total[:, None]
     _store_part(output, rows, real, 0, sum0 * scale, D, W)
-    if D > W:
-        _store_part(output, rows, real, 1, sum1 * scale, D, W)
-    if D > 2 * W:
-        _store_part(output, rows, real, 2, sum2 * scale, D, W)
-    if D > 3 * W:
-        _store_part(output, rows, real, 3, sum3 * scale, D, W)
+    _store_part(output, rows, real, 1, sum1 * scale, D, W)
+    _store_part(output, rows, real, 2, sum2 * scale, D, W)
+    _store_part(output, rows, real, 3, sum3 * scale, D, W)
     tl.store(logarithms + rows, tl.log2(total) - shift, mask=real)
 
 
@@ -279,9 +268,9 @@ def blend_kernel(
 
     rows = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     real = rows < Q
-    x0 = _coordinate(points, Q, rows, real, 0, AXES)
-    x1 = _coordinate(points, Q, rows, real, 1, AXES)
-    x2 = _coordinate(points, Q, rows, real, 2, AXES)
+    x0 = _axis(points, Q, rows, real, 0, AXES)[:, None]
+    x1 = _axis(points, Q, rows, real, 1, AXES)[:, None]
+    x2 = _axis(points, Q, rows, real, 2, AXES)[:, None]
     shift = tl.zeros((BLOCK_Q,), tl.float32)
     if SHIFTED:
         # Nothing to do for a tile that came out well the first time.
@@ -348,31 +337,9 @@ def run_blend(
 
 
 @triton.jit
-def _axis(base, count, index, mask, axis: tl.constexpr, AXES: tl.constexpr):
-    """One coordinate of the listed points; zero where there are fewer axes than that."""
-    if axis < AXES:
-        return tl.load(base + axis * count + index, mask=mask, other=0.0)
-    return tl.zeros(index.shape, tl.float32)
-
-
-@triton.jit
 def _store_axis(base, count, index, mask, axis: tl.constexpr, AXES: tl.constexpr, values):
     if axis < AXES:
         tl.store(base + axis * count + index, values, mask=mask)
-
-
-@triton.jit
-def _exponents_of_gaps(gap0, gap1, gap2, i0, i1, i2, AXES: tl.constexpr):
-    """-Σ_s (gap_s i_s)²: the exponent of two. The gaps come first: no cancellation."""
-    u = gap0 * i0
-    logits = -u * u
-    if AXES > 1:
-        u = gap1 * i1
-        logits -= u * u
-    if AXES > 2:
-        u = gap2 * i2
-        logits -= u * u
-    return logits
 
 
 @triton.jit
@@ -393,10 +360,11 @@ def _store_channels(
     base, rows, row_mask, stride: tl.constexpr, first: tl.constexpr, values,
     D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    channels = first + tl.arange(0, BLOCK)
-    mask = row_mask[:, None] & (channels < D)[None, :]
-    pointers = base + rows[:, None] * stride + channels[None, :]
-    tl.store(pointers, values.to(base.dtype.element_ty), mask=mask)
+    if first < D:
+        channels = first + tl.arange(0, BLOCK)
+        mask = row_mask[:, None] & (channels < D)[None, :]
+        pointers = base + rows[:, None] * stride + channels[None, :]
+        tl.store(pointers, values.to(base.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -491,12 +459,9 @@ def blend_anchors_kernel(
             first, second = _moments(change, gap2)
             first2, second2 = first2 + first, second2 + second
     _store_channels(grad_features, columns, there, P, 0, dz0, D, W)
-    if D > W:
-        _store_channels(grad_features, columns, there, P, W, dz1, D, W)
-    if D > 2 * W:
-        _store_channels(grad_features, columns, there, P, 2 * W, dz2, D, W)
-    if D > 3 * W:
-        _store_channels(grad_features, columns, there, P, 3 * W, dz3, D, W)
+    _store_channels(grad_features, columns, there, P, W, dz1, D, W)
+    _store_channels(grad_features, columns, there, P, 2 * W, dz2, D, W)
+    _store_channels(grad_features, columns, there, P, 3 * W, dz3, D, W)
     # The logit is -gap² i² / (2c²) with gap = x - a; `rescale` is 1/c² (and the ½ goes with the 2).
     _store_axis(grad_anchors, M, columns, there, 0, AXES, first0 * i0 * i0 * rescale)
     _store_axis(grad_anchors, M, columns, there, 1, AXES, first1 * i1 * i1 * rescale)
@@ -544,7 +509,14 @@ def blend_points_kernel(
         i0 = _axis(inverse, M, columns, there, 0, AXES)[None, :]
         i1 = _axis(inverse, M, columns, there, 1, AXES)[None, :]
         i2 = _axis(inverse, M, columns, there, 2, AXES)[None, :]
-        logits = _exponents_of_gaps(gap0, gap1, gap2, i0, i1, i2, AXES)
+        u = gap0 * i0
+        logits = -u * u
+        if AXES > 1:
+            u = gap1 * i1
+            logits -= u * u
+        if AXES > 2:
+            u = gap2 * i2
+            logits -= u * u
         logits = tl.where(there[None, :], logits, -float("inf"))
         weights = tl.exp2(logits - logarithm)
         z0 = _channel_tile(features, columns, there, P, 0, D, D0)

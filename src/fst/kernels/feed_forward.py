@@ -30,7 +30,7 @@ bfloat16, `feed_forward_hopper` replaces the kernels of the first two.
 """
 
 import math
-from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,15 +43,16 @@ from fst.kernels.blend import settled
 from fst.kernels.launch import (
     Tiles,
     first_that_fits,
+    from_module,
     launch_fitting,
     launch_kernel,
     operator,
     tiles_in,
-    try_on_hopper,
 )
 from fst.kernels.weights import (
     EXTRA,
     channel_tiles,
+    hopper_took,
     pack_layers,
     pack_normed_layers,
     takes_sizes,
@@ -200,6 +201,17 @@ def normed_operand(
 
 
 @triton.jit
+def first_product(
+    x0, x1, w, start, D0: tl.constexpr, D1: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Of the tokens with a tile of a packed layer, and both parts of that tile."""
+    a0 = weight_tile(w, start, 0, D0 + D1, BLOCK, D0)
+    a1 = weight_tile(w, start, D0, D0 + D1, BLOCK, D1)
+    found = tl.dot(x0, tl.trans(a0), input_precision="ieee")
+    return tl.dot(x1, tl.trans(a1), found, input_precision="ieee"), a0, a1
+
+
+@triton.jit
 def through_norm(
     d0, d1, x, rows, T, mean, scale, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr
 ):
@@ -227,21 +239,16 @@ def feed_forward_kernel(
     W: tl.constexpr = D0 + D1
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     dtype = x.dtype.element_ty
-    x0 = token_tile(x, rows, T, 0, D, D0)
-    x1 = token_tile(x, rows, T, D0, D, D1)
     if term is None:
-        mean, std = statistics(x0, x1, eps, D, D0, D1)
-        x1 = with_moments(x, rows, T, mean, std, D, E, D0, D1)
-        scale = 1.0 / std
+        x0, x1, _, scale = normed_operand(x, rows, T, eps, D, E, D0, D1)
     else:
+        x0 = token_tile(x, rows, T, 0, D, D0)
+        x1 = token_tile(x, rows, T, D0, D, D1)
         term_rows = (rows % P)[:, None] * H
     s0 = tl.zeros((BLOCK_T, D0), tl.float32)
     s1 = tl.zeros((BLOCK_T, D1), tl.float32)
     for start in range(0, HP, BLOCK_H):
-        a0 = tl.trans(weight_tile(w1, start, 0, W, BLOCK_H, D0))
-        a1 = tl.trans(weight_tile(w1, start, D0, W, BLOCK_H, D1))
-        pre = tl.dot(x0, a0, input_precision="ieee")
-        pre = tl.dot(x1, a1, pre, input_precision="ieee")
+        pre = first_product(x0, x1, w1, start, D0, D1, BLOCK_H)[0]
         if term is None:
             pre = pre * scale[:, None]
         else:
@@ -282,15 +289,13 @@ def feed_forward_backward_kernel(
     rows = tile * BLOCK_T + tl.arange(0, BLOCK_T)
     dtype = x.dtype.element_ty
     c0, c1 = tl.arange(0, D0), D0 + tl.arange(0, D1)
-    x0 = token_tile(x, rows, T, 0, D, D0)
-    x1 = token_tile(x, rows, T, D0, D, D1)
     if term is None:
-        mean, std = statistics(x0, x1, eps, D, D0, D1)
-        x1 = with_moments(x, rows, T, mean, std, D, E, D0, D1)
-        scale = 1.0 / std
+        x0, x1, mean, scale = normed_operand(x, rows, T, eps, D, E, D0, D1)
         put_normed(normed, rows, T, x0, mean, scale, c0, D, EXTRA)
         put_normed(normed, rows, T, x1, mean, scale, c1, D, EXTRA)
     else:
+        x0 = token_tile(x, rows, T, 0, D, D0)
+        x1 = token_tile(x, rows, T, D0, D, D1)
         term_rows = (rows % P)[:, None] * H
     g0 = token_tile(dy, rows, T, 0, D, D0)
     g1 = token_tile(dy, rows, T, D0, D, D1)
@@ -299,10 +304,7 @@ def feed_forward_backward_kernel(
     d0 = tl.zeros((BLOCK_T, D0), tl.float32)
     d1 = tl.zeros((BLOCK_T, D1), tl.float32)
     for start in range(0, HP, BLOCK_H):
-        a0 = weight_tile(w1, start, 0, W, BLOCK_H, D0)
-        a1 = weight_tile(w1, start, D0, W, BLOCK_H, D1)
-        pre = tl.dot(x0, tl.trans(a0), input_precision="ieee")
-        pre = tl.dot(x1, tl.trans(a1), pre, input_precision="ieee")
+        pre, a0, a1 = first_product(x0, x1, w1, start, D0, D1, BLOCK_H)
         v0 = tl.trans(weight_tile(w2, start, 0, W, BLOCK_H, D0))
         dh = tl.dot(g0, v0, input_precision="ieee")
         v1 = tl.trans(weight_tile(w2, start, D0, W, BLOCK_H, D1))
@@ -325,24 +327,20 @@ def feed_forward_backward_kernel(
     put_tile(dx, rows, T, D0, d1, D, D1)
 
 
-def _mlp_tiles(tokens: int, hidden: int, warps: int, stages: int) -> Tiles:
+def mlp_tiles(tokens: int, hidden: int, warps: int, stages: int) -> Tiles:
     return {"BLOCK_T": tokens, "BLOCK_H": hidden, "num_warps": warps, "num_stages": stages}
 
 
 # The fastest of those tried on an H200, by whether the channels' second tile is a wide one; then
 # what fits into less shared memory.
-FORWARD_TILES = {False: _mlp_tiles(128, 64, 8, 3), True: _mlp_tiles(128, 32, 8, 3)}
-BACKWARD_TILES = {False: _mlp_tiles(128, 64, 8, 2), True: _mlp_tiles(128, 32, 8, 2)}
-SMALLER_TILES = [_mlp_tiles(64, 32, 4, 2), _mlp_tiles(32, 16, 4, 1)]
+FORWARD_TILES = {False: mlp_tiles(128, 64, 8, 3), True: mlp_tiles(128, 32, 8, 3)}
+BACKWARD_TILES = {False: mlp_tiles(128, 64, 8, 2), True: mlp_tiles(128, 32, 8, 2)}
+SMALLER_TILES = [mlp_tiles(64, 32, 4, 2), mlp_tiles(32, 16, 4, 1)]
 # Each group of warps of the Hopper kernels adds up so many tokens' gradients.
 _GROUP = 64
 
 
-def _hopper_took(launch: Callable[[], None], *tokens: Tensor) -> bool:
-    """Whether the Hopper kernel ran on these; it wants them to begin at multiples of 16 bytes."""
-    suited = all(x.dtype == torch.bfloat16 and x.data_ptr() % 16 == 0 for x in tokens)
-    wide = tile_widths(tokens[0].shape[1])[0] == 128
-    return suited and wide and try_on_hopper("MLP", tokens[0], launch)
+_hopper_took = partial(hopper_took, "MLP")
 
 
 def constants(x: Tensor, w1: Tensor, hidden: int) -> dict[str, int | bool]:
@@ -367,13 +365,8 @@ def mlp_forward(
     for their gradients, w1 and w2 are the same packed. A position term (p h) serves tokens with the
     same index modulo p."""
     y = torch.empty_like(x)
-
-    def for_hopper() -> None:
-        from fst.kernels import feed_forward_hopper as hopper
-
-        hopper.forward(x, term, w1, w2, b2, eps, y)
-
-    if not _hopper_took(for_hopper, x):
+    launch = from_module("feed_forward_hopper", "forward", x, term, w1, w2, b2, eps, y)
+    if not _hopper_took(launch, x):
         tiles = FORWARD_TILES[tile_widths(x.shape[1])[1] == 128], *SMALLER_TILES
         given = x, term, w1, w2, b2, y, len(x), 1 if term is None else len(term), eps
         sizes = constants(x, w1, len(first))
@@ -399,11 +392,8 @@ def mlp_backward(
     normed = x.new_empty(count, width + EXTRA) if term is None else None
     activation, change = x.new_empty(count, hidden), x.new_empty(count, hidden)
     sums = x.new_empty(2 * tiles_in(count, 2 * _GROUP), width, dtype=torch.float32)
-
-    def for_hopper() -> None:
-        from fst.kernels import feed_forward_hopper as hopper
-
-        hopper.backward(dy, x, term, w1, w2, eps, dx, normed, activation, change, sums)
+    given = dy, x, term, w1, w2, eps, dx, normed, activation, change, sums
+    for_hopper = from_module("feed_forward_hopper", "backward", *given)
 
     def launch(tiles: Tiles) -> Tensor:
         shares = x.new_empty(tiles_in(count, tiles["BLOCK_T"]), width, dtype=torch.float32)
@@ -539,7 +529,7 @@ def point_mlp(
 
 OUTPUT_TOKENS = 64
 # The fastest of those tried on an H200, forward and backward; then smaller ones for other GPUs.
-OUTPUT_TILES = [_mlp_tiles(OUTPUT_TOKENS, *rest) for rest in ((64, 4, 2), (32, 4, 2), (16, 4, 1))]
+OUTPUT_TILES = [mlp_tiles(OUTPUT_TOKENS, *rest) for rest in ((64, 4, 2), (32, 4, 2), (16, 4, 1))]
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -549,15 +539,11 @@ def output_kernel(
     H: tl.constexpr, HP: tl.constexpr, EXACT: tl.constexpr, ASM: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    W: tl.constexpr = D0 + D1
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     x0, x1, _, scale = normed_operand(x, rows, T, eps, D, E, D0, D1)
     total = tl.zeros((BLOCK_T,), tl.float32)
     for start in range(0, HP, BLOCK_H):
-        a0 = tl.trans(weight_tile(w1, start, 0, W, BLOCK_H, D0))
-        a1 = tl.trans(weight_tile(w1, start, D0, W, BLOCK_H, D1))
-        pre = tl.dot(x0, a0, input_precision="ieee")
-        pre = tl.dot(x1, a1, pre, input_precision="ieee") * scale[:, None]
+        pre = first_product(x0, x1, w1, start, D0, D1, BLOCK_H)[0] * scale[:, None]
         total += tl.sum(gelu(pre, EXACT, ASM) * vector_tile(w2, start, H, BLOCK_H)[None, :], 1)
     tl.store(y + rows, total + tl.load(b2), mask=rows < T)
 
@@ -570,7 +556,6 @@ def output_backward_kernel(
     EXTRA: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     """dx; the gradient of gelu's argument (`change`); each tile's share of the gradient of w2."""
-    W: tl.constexpr = D0 + D1
     tile = tl.program_id(0)
     rows = tile * BLOCK_T + tl.arange(0, BLOCK_T)
     dtype = x.dtype.element_ty
@@ -582,10 +567,8 @@ def output_backward_kernel(
     d0 = tl.zeros((BLOCK_T, D0), tl.float32)
     d1 = tl.zeros((BLOCK_T, D1), tl.float32)
     for start in range(0, HP, BLOCK_H):
-        a0 = weight_tile(w1, start, 0, W, BLOCK_H, D0)
-        a1 = weight_tile(w1, start, D0, W, BLOCK_H, D1)
-        pre = tl.dot(x0, tl.trans(a0), input_precision="ieee")
-        pre = tl.dot(x1, tl.trans(a1), pre, input_precision="ieee") * scale[:, None]
+        pre, a0, a1 = first_product(x0, x1, w1, start, D0, D1, BLOCK_H)
+        pre = pre * scale[:, None]
         h, slope = gelu_and_slope(pre, EXACT, ASM)
         units = start + tl.arange(0, BLOCK_H)
         tl.store(shares + tile * H + units, tl.sum(h * g[:, None], 0), mask=units < H)

@@ -31,35 +31,165 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fst.kernels.gluon_parts import (
-    ROWS,
-    TILE,
     barrier,
     barriers,
     copy_in,
     copy_out,
-    copy_tokens,
     described,
     end_barriers,
-    gelu,
-    gelu_and_slope,
-    load_term,
-    normalise,
-    of_group,
-    token_tiles,
-    weight_tiles,
+    exp2,
 )
 from fst.kernels.launch import launch_kernel, processors, tiles_in
 from fst.kernels.weights import tile_widths
 
+ROWS = gl.constexpr(64)  # tokens of a group of warps
+TILE = gl.constexpr(128)  # channels of the first tile
+
 
 @gluon.jit
-def _fetch_forward(
-    weights, ring, ready, i,
+def _tail(a):
+    """Φ(-a), as in `fst.kernels.feed_forward`: Gluon kernels cannot call Triton's functions."""
+    p = a * -0.0005002620746381581 + 0.007282395847141743
+    p = p * a - 0.05234328657388687
+    p = p * a - 0.4594140350818634
+    p = p * a - 1.1510521173477173
+    p = p * a - 1.0000019073486328
+    return exp2(p)
+
+
+@gluon.jit
+def gelu(x):
+    a = gl.abs(x)
+    return gl.maximum(x, 0.0) - a * _tail(a)
+
+
+@gluon.jit
+def gelu_and_slope(x):
+    a = gl.abs(x)
+    tail = _tail(a)
+    s = tail - a * exp2(x * x * -0.7213475204444817 - 1.3257480647361593)
+    return gl.maximum(x, 0.0) - a * tail, gl.where(x > 0.0, 1.0 - s, s)
+
+
+@gluon.jit
+def _tokens(x, rows, T, D: gl.constexpr, FIRST: gl.constexpr, WIDE: gl.constexpr):
+    """Columns of the tokens in float32, zeros behind the last, and whether they are channels."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [4, 1], [1, 0])
+    r = rows + gl.arange(0, ROWS, layout=gl.SliceLayout(1, L))
+    c = FIRST + gl.arange(0, WIDE, layout=gl.SliceLayout(0, L))
+    there = (c < D)[None, :]
+    f = gl.load(x + r[:, None] * D + c[None, :], mask=(r < T)[:, None] & there, other=0.0)
+    return f.to(gl.float32), there
+
+
+@gluon.jit
+def _like(values, WIDE: gl.constexpr):
+    """A number of each token, as tiles of this width have it."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [4, 1], [1, 0])
+    return gl.convert_layout(values, gl.SliceLayout(1, L))
+
+
+@gluon.jit
+def _store_normed(own, f, scale, D: gl.constexpr, FIRST: gl.constexpr, WIDE: gl.constexpr):
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [4, 1], [1, 0])
+    c = FIRST + gl.arange(0, WIDE, layout=gl.SliceLayout(0, L))
+    ones = gl.where((c == D) | (c == D + 2), 1.0, 0.0)[None, :]
+    own.store((f * _like(scale, WIDE)[:, None] + ones).to(own.dtype))
+
+
+@gluon.jit
+def normalise(x, rows, T, eps, D: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, own):
+    """The normalised tokens into shared memory; mean and reciprocal standard deviation."""
+    f0, _ = _tokens(x, rows, T, D, 0, TILE)
+    f1, in1 = _tokens(x, rows, T, D, TILE, D1)
+    total = gl.sum(f0, 1) + _like(gl.sum(f1, 1), TILE)
+    if D2 > 0:
+        f2, in2 = _tokens(x, rows, T, D, TILE + D1, D2)
+        total += _like(gl.sum(f2, 1), TILE)
+    mean = total / D
+    f0 = f0 - mean[:, None]
+    f1 = gl.where(in1, f1 - _like(mean, D1)[:, None], 0.0)
+    square = gl.sum(f0 * f0, 1) + _like(gl.sum(f1 * f1, 1), TILE)
+    if D2 > 0:
+        f2 = gl.where(in2, f2 - _like(mean, D2)[:, None], 0.0)
+        square += _like(gl.sum(f2 * f2, 1), TILE)
+    scale = 1.0 / gl.sqrt(square / D + eps)
+    own[0].store((f0 * scale[:, None]).to(own[0].dtype))
+    _store_normed(own[1], f1, scale, D, TILE, D1)
+    if D2 > 0:
+        _store_normed(own[2], f2, scale, D, TILE + D1, D2)
+    fence_async_shared()
+    barrier()
+    return mean, scale
+
+
+@gluon.jit
+def copy_tokens(tokens, rows, bar, D1: gl.constexpr, D2: gl.constexpr, own):
+    """Tokens as they are into shared memory; `bar` tells when they are there."""
+    mbarrier.expect(bar, ROWS * (TILE + D1 + D2) * 2)
+    copy_in(tokens[0], [rows, 0], bar, own[0])
+    copy_in(tokens[1], [rows, TILE], bar, own[1])
+    if D2 > 0:
+        copy_in(tokens[2], [rows, TILE + D1], bar, own[2])
+
+
+@gluon.jit
+def load_term(term, rows, T, P, i, H: gl.constexpr, HID: gl.constexpr):
+    """Tile i of the rows' position terms, as the product lies; token t takes row t mod P."""
+    M: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HID, 16])
+    r = rows + gl.arange(0, ROWS, layout=gl.SliceLayout(1, M))
+    c = i * HID + gl.arange(0, HID, layout=gl.SliceLayout(0, M))
+    mask = (r < T)[:, None] & (c < H)[None, :]
+    return gl.load(term + (r % P)[:, None] * H + c[None, :], mask=mask, other=0.0)
+
+
+@gluon.jit
+def weight_tiles(
+    weights, D1: gl.constexpr, D2: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr
+):  # fmt: skip
+    """Room for so many tiles of both weights."""
+    dtype: gl.constexpr = weights[0].dtype
+    first0 = gl.allocate_shared_memory(dtype, [STAGES, HID, TILE], weights[0].layout)
+    first1 = gl.allocate_shared_memory(dtype, [STAGES, HID, D1], weights[1].layout)
+    second0 = gl.allocate_shared_memory(dtype, [STAGES, HID, TILE], weights[2].layout)
+    second1 = gl.allocate_shared_memory(dtype, [STAGES, HID, D1], weights[3].layout)
+    if D2 > 0:
+        first2 = gl.allocate_shared_memory(dtype, [STAGES, HID, D2], weights[4].layout)
+        second2 = gl.allocate_shared_memory(dtype, [STAGES, HID, D2], weights[5].layout)
+        return first0, first1, second0, second1, first2, second2
+    else:
+        return first0, first1, second0, second1
+
+
+@gluon.jit
+def token_tiles(like, D1: gl.constexpr, D2: gl.constexpr, GROUPS: gl.constexpr):
+    """All tiles of the tokens of every group."""
+    dtype: gl.constexpr = like[0].dtype
+    own0 = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, TILE], like[0].layout)
+    own1 = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, D1], like[1].layout)
+    if D2 > 0:
+        return own0, own1, gl.allocate_shared_memory(dtype, [GROUPS, ROWS, D2], like[2].layout)
+    else:
+        return own0, own1
+
+
+@gluon.jit
+def of_group(tiles, D2: gl.constexpr, G: gl.constexpr):
+    """One group's part of `token_tiles`."""
+    if D2 > 0:
+        return tiles[0].index(G), tiles[1].index(G), tiles[2].index(G)
+    else:
+        return tiles[0].index(G), tiles[1].index(G)
+
+
+@gluon.jit
+def _fetch(
+    weights, ring, ready, i, LAG: gl.constexpr,
     D1: gl.constexpr, D2: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What step i reads: tile i of the first weights, tile i - 1 of the second.
+    """What step i reads: tile i of the first weights, tile i - LAG of the second.
 
-    Of the first step and the last, half is out of range and arrives as zeros.
+    Of the first step and the last, half may be out of range and arrives as zeros.
     """
     stage = i % STAGES
     bar = ready.index(stage)
@@ -68,10 +198,10 @@ def _fetch_forward(
     copy_in(weights[1], [i * HID, TILE], bar, ring[1].index(stage))
     if D2 > 0:
         copy_in(weights[4], [i * HID, TILE + D1], bar, ring[4].index(stage))
-    copy_in(weights[2], [(i - 1) * HID, 0], bar, ring[2].index(stage))
-    copy_in(weights[3], [(i - 1) * HID, TILE], bar, ring[3].index(stage))
+    copy_in(weights[2], [(i - LAG) * HID, 0], bar, ring[2].index(stage))
+    copy_in(weights[3], [(i - LAG) * HID, TILE], bar, ring[3].index(stage))
     if D2 > 0:
-        copy_in(weights[5], [(i - 1) * HID, TILE + D1], bar, ring[5].index(stage))
+        copy_in(weights[5], [(i - LAG) * HID, TILE + D1], bar, ring[5].index(stage))
 
 
 @gluon.jit
@@ -202,7 +332,7 @@ def _forward_group(
     ring, owns, term_slot, ready, empty, arrived, turns = held
     if G == 0:
         for i in gl.static_range(STAGES):
-            _fetch_forward(weights, ring, ready, i, D1, D2, HID, STAGES)
+            _fetch(weights, ring, ready, i, 1, D1, D2, HID, STAGES)
     rows = gl.program_id(0) * (GROUPS * ROWS) + G * ROWS
     own = of_group(owns, D2, G)
     term_slot = term_slot.index(G % term_slot.shape[0])
@@ -239,7 +369,7 @@ def _forward_group(
             if i - 1 + STAGES <= TILES:
                 last = (i - 1) % STAGES
                 mbarrier.wait(empty.index(last), ((i - 1) // STAGES) & 1)
-                _fetch_forward(weights, ring, ready, i - 1 + STAGES, D1, D2, HID, STAGES)
+                _fetch(weights, ring, ready, i - 1 + STAGES, 1, D1, D2, HID, STAGES)
         if GROUPS == 2:
             sums = _finished(under_way, a, 3 if D2 > 0 else 2, D2)
         pre = warpgroup_mma_wait(0, deps=[pre])
@@ -324,12 +454,11 @@ class Plan(NamedTuple):
 
     groups: int
     stages: int
-    term: int
-    """0: no term, 1: loaded by every thread, 2: copied in tiles."""
 
 
 def term_way(term: Tensor | None, count: int) -> int:
-    """How the term is taken: its tiles must not wrap around, and begin at multiples of 16 bytes."""
+    """How the term is taken. 0: there is none, 1: loaded by every thread, 2: copied in tiles, which
+    must not wrap around, and begin at multiples of 16 bytes."""
     if term is None:
         return 0
     whole = len(term) % ROWS.value == 0 or len(term) == count
@@ -354,17 +483,9 @@ def plan(count: int, width: int, term: int, available: int) -> Plan:
 
     columns = sum(tiles_of(width))
     groups = 3 if columns <= 208 and rounds(3) <= 1.1 * rounds(2) else 2
-    return Plan(groups, stages(groups, columns, term), term)
-
-
-def stages(groups: int, columns: int, term: int) -> int:
-    """How many tiles of both weights fit beside the tokens."""
+    # As many tiles of both weights as fit beside the tokens.
     own = groups * ROWS.value * (columns + (HIDDEN if term == 2 else 0))
-    return min(3, (SHARED // 2 - own) // (2 * HIDDEN * columns))
-
-
-def processors_of(x: Tensor) -> int:
-    return processors(x.device) if x.is_cuda else 132
+    return Plan(groups, min(3, (SHARED // 2 - own) // (2 * HIDDEN * columns)))
 
 
 def forward(
@@ -374,19 +495,20 @@ def forward(
     count = x.shape[0]
     widths = tiles_of(x.shape[1])
     boxes, absent = (widths, ()) if widths[2] else (widths[:2], (None,))
-    chosen = plan(count, x.shape[1], term_way(term, count), processors_of(x))
+    way = term_way(term, count)
+    groups, stages = plan(count, x.shape[1], way, processors(x.device))
     tiles, rows = w1.shape[0] // HIDDEN, ROWS.value
     addend = x if term is None else term
     # Copied as they are only where they are not normalised first.
     tokens = (None,) * 3 if term is None else (*described(x, rows, *boxes), *absent)
     launch_kernel(
-        feed_forward_gluon_kernel, (tiles_in(count, chosen.groups * rows),),
+        feed_forward_gluon_kernel, (tiles_in(count, groups * rows),),
         x, *tokens, addend, *described(addend, rows, HIDDEN),
         *described(w1, HIDDEN, *boxes), *absent, *described(w2, HIDDEN, *boxes), *absent,
         *described(y, rows, *boxes), *absent, b2, count, addend.shape[0], eps,
-        D=x.shape[1], D1=widths[1], D2=widths[2], H=addend.shape[1], TERM=chosen.term,
-        TILES=tiles, HID=HIDDEN, STAGES=min(chosen.stages, tiles + 1),
-        REGISTERS=FORWARD_REGISTERS[chosen.groups], GROUPS=chosen.groups, num_warps=4,
+        D=x.shape[1], D1=widths[1], D2=widths[2], H=addend.shape[1], TERM=way,
+        TILES=tiles, HID=HIDDEN, STAGES=min(stages, tiles + 1),
+        REGISTERS=FORWARD_REGISTERS[groups], GROUPS=groups, num_warps=4,
     )  # fmt: skip
 
 
@@ -401,20 +523,6 @@ class BackwardTiles(NamedTuple):
 BACKWARD_TILES = {64: BackwardTiles(64, 2), 128: BackwardTiles(32, 2)}
 # Registers a thread of the backward kernel may have.
 BACKWARD_REGISTERS = 256
-
-
-@gluon.jit
-def _fetch_backward(
-    weights, ring, ready, i, D1: gl.constexpr, HID: gl.constexpr, STAGES: gl.constexpr
-):
-    """Hidden units of tile i of both weights into the ring."""
-    stage = i % STAGES
-    bar = ready.index(stage)
-    mbarrier.expect(bar, 2 * HID * (TILE + D1) * 2)
-    copy_in(weights[0], [i * HID, 0], bar, ring[0].index(stage))
-    copy_in(weights[1], [i * HID, TILE], bar, ring[1].index(stage))
-    copy_in(weights[2], [i * HID, 0], bar, ring[2].index(stage))
-    copy_in(weights[3], [i * HID, TILE], bar, ring[3].index(stage))
 
 
 @gluon.jit
@@ -458,7 +566,7 @@ def _backward_group(
     copy_tokens(grads, rows, arrived.index(G), D1, 0, (dy0, dy1))
     if G == 0:
         for i in gl.static_range(STAGES):
-            _fetch_backward(weights, ring, ready, i, D1, HID, STAGES)
+            _fetch(weights, ring, ready, i, 0, D1, 0, HID, STAGES)
     if TERM:
         copy_tokens(tokens, rows, arrived.index(2 + G), D1, 0, (own0, own1))
         mbarrier.wait(arrived.index(2 + G), 0)
@@ -512,7 +620,7 @@ def _backward_group(
         if G == 0:  # noqa: SIM102 (known when compiled, the next is not)
             if i + STAGES < TILES:
                 mbarrier.wait(empty.index(stage), (i // STAGES) & 1)
-                _fetch_backward(weights, ring, ready, i + STAGES, D1, HID, STAGES)
+                _fetch(weights, ring, ready, i + STAGES, 0, D1, 0, HID, STAGES)
     if not TERM:
         c1 = TILE + gl.arange(0, D1, layout=gl.SliceLayout(0, M1))
         d1 = gl.where((c1 < D)[None, :], d1, 0.0)

@@ -13,7 +13,8 @@ compiles all of them beside each other.
 
 Kernels for Hopper are tried first where they apply, and one that fails is given up with a warning.
 They are written in Gluon, a young language whose names change between versions of Triton, so the
-modules that hold them are imported only by the `launch` that is passed to `try_on_hopper`.
+modules that hold them are imported only by the `launch` that is passed to `try_on_hopper`, which
+`from_module` makes.
 """
 
 import functools
@@ -21,6 +22,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from importlib import import_module
 from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
 import torch
@@ -284,6 +286,11 @@ def processors(device: torch.device) -> int:
     """Multiprocessors of a GPU."""
     count: int = _answer(torch.cuda.get_device_properties, device).multi_processor_count
     return count
+
+
+def from_module(module: str, function: str, *arguments: Any) -> Callable[[], None]:
+    """A call of a function whose module is imported only then."""
+    return lambda: getattr(import_module(f"fst.kernels.{module}"), function)(*arguments)
 
 
 def try_on_hopper(family: str, tensor: Tensor, launch: Callable[[], None]) -> bool:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name PyTorch users know)
@@ -30,15 +30,8 @@ from fst.rbf import Blend
 from fst.types import Anchors, product_dtype
 from fst.vision import DistanceAttention, DistanceRead
 
-# Modules under the names of what they compute; without Triton nothing here asks for them.
-attention: Any
-blend: Any
-feed_forward: Any
-position_term: Any
-projection: Any
-AnchorBlend: Any
 TRITON = find_spec("triton") is not None
-if TRITON:
+if TYPE_CHECKING or TRITON:  # without Triton nothing here asks for them
     from fst.kernels import attention, blend, feed_forward, position_term, projection
     from fst.kernels.anchor_blend import AnchorBlend
     from fst.kernels.weights import EXTRA, pack_normed_layers, takes_sizes
@@ -152,10 +145,11 @@ def project(
         joint = F.linear(tokens if norm is None else norm(tokens), weight, bias)
     else:
         weights, biases = zip(*((each.weight, each.bias) for each in projections), strict=True)
-        gamma, beta, dtype = norm.weight, norm.bias, tokens.dtype
-        given = gamma, beta, weights, biases, dtype
-        layer = packed.of(key, lambda: pack_normed_layers(*given, heads=heads, widened=size))
-        joint = projection.normed_linear(tokens, *layer[:2], norm.eps)
+        given = norm.weight, norm.bias, weights, biases, tokens.dtype
+        slot, layer, _ = packed.of(
+            key, lambda: pack_normed_layers(*given, heads=heads, widened=size)
+        )
+        joint = projection.normed_linear(tokens, slot, layer, norm.eps)
     separate: Tensor = joint.unflatten(-1, (count, heads, size))
     return separate
 
@@ -296,7 +290,7 @@ def onednn_mlp(
 
 def normed_parameters(
     tokens: Float[Tensor, "b p d"], norm: nn.LayerNorm, layers: MLP
-) -> tuple[Tensor, ...] | None:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None:
     """The parameters of MLP(LN(x)) for a kernel, if tokens and layers are what kernels are for.
 
     Layers that somebody replaced go the plain way, and so do tokens in float32, even under
@@ -322,8 +316,7 @@ def residual_feed(
         tokens = tokens + layers(norm(tokens))
         return tokens
     ready = packed.of((norm, layers), lambda: feed_forward.normed_layers(*parameters, tokens))
-    output: Tensor = feed_forward.feed_forward(tokens, ready, norm.eps)
-    return output
+    return feed_forward.feed_forward(tokens, ready, norm.eps)
 
 
 class FusedResidualFeedForward(ResidualFeedForward):
@@ -355,10 +348,7 @@ def term_at(
             dtype = product_dtype(positions)
             return position_term.position_layer(weight, bias, fourier.frequencies(positions), dtype)
 
-        output: Tensor = position_term.position_term(
-            positions, packed.of((layer, fourier), pack), share
-        )
-        return output
+        return position_term.position_term(positions, packed.of((layer, fourier), pack), share)
     term = F.linear(fourier(positions), weight, bias)
     return term if share is None else term + share.unsqueeze(1)
 
@@ -374,8 +364,7 @@ def point_mlp(
     ready = packed.of(
         (layer,), lambda: feed_forward.point_layers(weight, second.weight, second.bias, values)
     )
-    output: Tensor = feed_forward.point_mlp(values, term, ready)
-    return output
+    return feed_forward.point_mlp(values, term, ready)
 
 
 # The blend
@@ -405,10 +394,8 @@ class FusedBlend(Blend):
         if takes_anchors(anchors, features.shape[2]):
             given = points, anchors, length_scales, features.to(product_dtype(features))
             if many and alone and anchors.shape[1] <= blend.MOST_ANCHORS:
-                pruned: Tensor = blend.pruned_blend(*given)
-                return pruned
-            fused: Tensor = blend.fused_blend(*given)
-            return fused
+                return blend.pruned_blend(*given)
+            return blend.fused_blend(*given)
         if many and alone and anchors.device.type == "cpu" and len(points) == len(anchors):
             return pruned_blend(*given)
         return super().forward(*given)
@@ -586,8 +573,7 @@ class FusedDecoder(Decoder):
             plain: Tensor = self.output(self.norm(tokens))
             return plain
         ready = feed_forward.output_layers(*parameters, tokens.dtype)
-        output: Tensor = feed_forward.output_mlp(tokens, ready, self.norm.eps)
-        return output
+        return feed_forward.output_mlp(tokens, ready, self.norm.eps)
 
     def _in_chunks(
         self,

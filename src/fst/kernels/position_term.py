@@ -35,7 +35,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from fst.kernels.feed_forward import weight_tile
+from fst.kernels.feed_forward import mlp_tiles, weight_tile
 from fst.kernels.launch import (
     Tiles,
     first_that_fits,
@@ -125,28 +125,10 @@ def pack_position_backward_kernel(
     tl.store(dbias + rows, tl.load(pointers, mask=rows < H, other=0.0), mask=rows < H)
 
 
-def _padded_bands(bands: int) -> int:
-    """A power of two that fills a tensor core's tile."""
-    return max(RAW, triton.next_power_of_2(bands))
-
-
 def _layer_sizes(bands: int, columns: int) -> dict[str, int]:
-    """Of weights with so many columns."""
-    axes = columns // (1 + 2 * bands)
-    return {"AXES": axes, "BANDS": bands, "K": _padded_bands(bands), "RAW": RAW}
-
-
-def _empty_layer(
-    weight: Tensor, frequencies: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Nothing in them yet."""
-    hidden, columns = weight.shape
-    sizes = _layer_sizes(frequencies.shape[0], columns)
-    wide = 2 * sizes["AXES"] * sizes["K"] + RAW
-    slot = weight.new_empty(1, dtype=torch.float32).expand(hidden, wide)
-    packed = weight.new_empty(tiles_in(hidden, UNITS) * UNITS, wide, dtype=dtype)
-    lines = 2 * sizes["AXES"] + 2
-    return slot, packed, weight.new_empty(lines, sizes["K"], dtype=torch.float32)
+    """Of weights with so many columns; bands are filled up to a tensor core's tile."""
+    axes, padded = columns // (1 + 2 * bands), max(RAW, triton.next_power_of_2(bands))
+    return {"AXES": axes, "BANDS": bands, "K": padded, "RAW": RAW}
 
 
 @operator("fst::pack_position_layer")
@@ -154,7 +136,7 @@ def pack_position_forward(
     weight: Tensor, bias: Tensor, frequencies: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The slot, the packed layer and the table."""
-    slot, packed, table = _empty_layer(weight, frequencies, dtype)
+    slot, packed, table = _empty_layer(weight, bias, frequencies, dtype)
     if weight.stride(1) != 1:
         weight = weight.contiguous()
     launch_kernel(
@@ -171,17 +153,24 @@ def pack_position_forward(
 
 
 @pack_position_forward.register_fake
-def _(
+def _empty_layer(
     weight: Tensor, bias: Tensor, frequencies: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_layer(weight, frequencies, dtype)
+    """Nothing in them yet."""
+    hidden, columns = weight.shape
+    sizes = _layer_sizes(frequencies.shape[0], columns)
+    wide = 2 * sizes["AXES"] * sizes["K"] + RAW
+    slot = weight.new_empty(1, dtype=torch.float32).expand(hidden, wide)
+    packed = weight.new_empty(tiles_in(hidden, UNITS) * UNITS, wide, dtype=dtype)
+    lines = 2 * sizes["AXES"] + 2
+    return slot, packed, weight.new_empty(lines, sizes["K"], dtype=torch.float32)
 
 
 @operator("fst::pack_position_layer_backward")
 def pack_position_backward(grad: Tensor, bands: int, columns: int) -> tuple[Tensor, Tensor]:
     """Of the weight, with so many columns, and of the bias, in float32."""
     grad = grad.contiguous()
-    dweight, dbias = grad.new_empty(len(grad), columns), grad.new_empty(len(grad))
+    dweight, dbias = _empty_gradients(grad, bands, columns)
     launch_kernel(
         pack_position_backward_kernel,
         (tiles_in(len(grad), PACKED_ROWS),),
@@ -194,7 +183,7 @@ def pack_position_backward(grad: Tensor, bands: int, columns: int) -> tuple[Tens
 
 
 @pack_position_backward.register_fake
-def _(grad: Tensor, bands: int, columns: int) -> tuple[Tensor, Tensor]:
+def _empty_gradients(grad: Tensor, bands: int, columns: int) -> tuple[Tensor, Tensor]:
     return grad.new_empty(grad.shape[0], columns), grad.new_empty(grad.shape[0])
 
 
@@ -208,13 +197,8 @@ def _save_for_pack_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Ten
 def _pack_gradients(
     ctx: Any, grad: Tensor | None, packed: None, table: None
 ) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 4
-    found = pack_position_backward(grad, *ctx.sizes)
-    weight, bias = (
-        each if wanted else None for each, wanted in zip(found, ctx.needs_input_grad, strict=False)
-    )
-    return weight, bias, None, None
+    found = (None, None) if grad is None else pack_position_backward(grad, *ctx.sizes)
+    return *found, None, None
 
 
 pack_position_forward.register_autograd(_pack_gradients, setup_context=_save_for_pack_backward)
@@ -449,16 +433,11 @@ def position_term_backward_kernel(
             _put_gradient(dx, rows, there, x2, back2, back, table, 2, AXES, K, RAW, ASM)
 
 
-def _term_tiles(positions: int, hidden: int, warps: int, stages: int, registers: int = 0) -> Tiles:
-    sizes = {"BLOCK_T": positions, "BLOCK_H": hidden, "num_warps": warps, "num_stages": stages}
-    return sizes | {"maxnreg": registers} if registers else sizes
-
-
 # By whether there is little to hold in registers: then four programs run at once instead of three.
 # After these, what fits into less shared memory.
-FORWARD_TILES = {True: _term_tiles(64, 128, 4, 1, registers=128), False: _term_tiles(64, 128, 4, 1)}
-BACKWARD_TILES = _term_tiles(64, 64, 4, 3)
-SMALLER_TILES = _term_tiles(64, 32, 4, 1), _term_tiles(32, 16, 4, 1)
+FORWARD_TILES = {True: mlp_tiles(64, 128, 4, 1) | {"maxnreg": 128}, False: mlp_tiles(64, 128, 4, 1)}
+BACKWARD_TILES = mlp_tiles(64, 64, 4, 3)
+SMALLER_TILES = mlp_tiles(64, 32, 4, 1), mlp_tiles(32, 16, 4, 1)
 # Programs that a multiprocessor runs at once; and how many columns of γ are few.
 PROGRAMS, FEW_COLUMNS = {True: 4, False: 3}, 144
 
@@ -469,23 +448,14 @@ def _constants(positions: Tensor, packed: Tensor, table: Tensor, hidden: int) ->
     return sizes | {"H": hidden, "ASM": fast}
 
 
-def _programs(device: torch.device, little: bool) -> int:
-    """As many as a GPU runs at once."""
-    if device.type != "cuda":
-        return 6
-    return PROGRAMS[little] * processors(device)
-
-
 @operator("fst::position_term")
 def position_term_forward(
     positions: Tensor, layer: Tensor, packed: Tensor, table: Tensor, share: Tensor | None
 ) -> Tensor:
     """Of positions (#b p s) the hidden layer's share (b p h), h the rows of `layer`, a slot
     of the packed weights; of batch entries there are as many as in positions or in share (b h)."""
-    hidden = len(layer)
-    batch = positions.shape[0] if share is None else share.shape[0]
-    count, axes = positions.shape[1:]
-    out = packed.new_empty(batch, count, hidden)
+    out = _empty_term(positions, layer, packed, table, share)
+    (batch, count, hidden), axes = out.shape, positions.shape[2]
     # Without a share of each, batch entries need not be told apart.
     entries, rows = (1, batch * count) if share is None else (batch, count)
     stride = 0 if positions.shape[0] == 1 else count * axes
@@ -494,9 +464,9 @@ def position_term_forward(
 
     def launch(tiles: Tiles) -> None:
         each, columns = tiles_in(rows, tiles["BLOCK_T"]), tiles_in(hidden, tiles["BLOCK_H"])
-        most = _programs(positions.device, little) // columns
+        most = PROGRAMS[little] * processors(positions.device) if positions.is_cuda else 6
         given = positions, packed, table, share, out, rows, stride, each * entries, each
-        grid = (min(each * entries, max(1, most)), columns)
+        grid = (min(each * entries, max(1, most // columns)), columns)
         launch_kernel(position_term_kernel, grid, *given, **constants, **tiles)
 
     if out.numel():
@@ -505,7 +475,9 @@ def position_term_forward(
 
 
 @position_term_forward.register_fake
-def _(positions: Tensor, layer: Tensor, packed: Tensor, _: Tensor, share: Tensor | None) -> Tensor:
+def _empty_term(
+    positions: Tensor, layer: Tensor, packed: Tensor, table: Tensor, share: Tensor | None
+) -> Tensor:
     batch = positions.shape[0] if share is None else share.shape[0]
     return packed.new_empty(batch, positions.shape[1], layer.shape[0])
 
@@ -516,8 +488,7 @@ def position_term_backward(
 ) -> tuple[Tensor, Tensor]:
     """Of grad (t h) and positions (t s): γ with ones, and the gradient of positions if learned."""
     count, hidden = grad.shape
-    embedding = packed.new_empty(count, packed.shape[1])
-    found = positions.new_empty(positions.shape if learned else 0)
+    embedding, found = _empty_embedding(grad, positions, packed, table, learned)
     given = grad, positions, packed, table, embedding, found if learned else None, count
     constants = _constants(positions, packed, table, hidden)
     if count:
@@ -527,7 +498,7 @@ def position_term_backward(
 
 
 @position_term_backward.register_fake
-def _(
+def _empty_embedding(
     grad: Tensor, positions: Tensor, packed: Tensor, table: Tensor, learned: bool
 ) -> tuple[Tensor, Tensor]:
     embedding = packed.new_empty(grad.shape[0], packed.shape[1])

@@ -8,7 +8,7 @@ weight, bias, and LayerNorm's own parameters.
 On Hopper, in bfloat16, `projection_hopper` replaces the kernels.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fst.kernels.blend import settled
 from fst.kernels.feed_forward import (
+    first_product,
     normed_operand,
     put_normed,
     put_tile,
@@ -27,13 +28,8 @@ from fst.kernels.feed_forward import (
     token_tile,
     weight_tile,
 )
-from fst.kernels.launch import Tiles, launch_fitting, operator, try_on_hopper
-from fst.kernels.weights import (
-    EXTRA,
-    channel_tiles,
-    tile_widths,
-    transposed_product,
-)
+from fst.kernels.launch import Tiles, from_module, launch_fitting, operator
+from fst.kernels.weights import EXTRA, channel_tiles, hopper_took, transposed_product
 
 
 def _projection_tiles(outputs: int, stages: int) -> Tiles:
@@ -44,14 +40,7 @@ def _projection_tiles(outputs: int, stages: int) -> Tiles:
 TILES = (_projection_tiles(64, 3), _projection_tiles(32, 2), _projection_tiles(16, 1))
 
 
-def _hopper_took(launch: Callable[[], None], *given: Tensor) -> bool:
-    """Whether the Hopper kernel ran on these (tokens first): it wants rows of whole 16 bytes."""
-    suited = all(
-        each.dtype == torch.bfloat16 and each.data_ptr() % 16 == 0 and each.shape[1] % 8 == 0
-        for each in given
-    )
-    wide = tile_widths(given[0].shape[1])[0] == 128 and len(given[0]) > 0
-    return suited and wide and try_on_hopper("projection", given[0], launch)
+_hopper_took = partial(hopper_took, "projection")
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -60,14 +49,10 @@ def normed_linear_kernel(
     D: tl.constexpr, E: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    W: tl.constexpr = D0 + D1
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     x0, x1, _, scale = normed_operand(x, rows, T, eps, D, E, D0, D1)
     for start in range(0, NP, BLOCK_N):
-        a0 = tl.trans(weight_tile(w, start, 0, W, BLOCK_N, D0))
-        a1 = tl.trans(weight_tile(w, start, D0, W, BLOCK_N, D1))
-        found = tl.dot(x0, a0, input_precision="ieee")
-        found = tl.dot(x1, a1, found, input_precision="ieee") * scale[:, None]
+        found = first_product(x0, x1, w, start, D0, D1, BLOCK_N)[0] * scale[:, None]
         columns = start + tl.arange(0, BLOCK_N)
         there = (rows < T)[:, None] & (columns < N)[None, :]
         tl.store(y + rows[:, None] * N + columns[None, :], found.to(y.dtype.element_ty), mask=there)
@@ -106,15 +91,10 @@ def normed_linear_backward_kernel(
 @operator("fst::normed_linear")
 def normed_linear_forward(tokens: Tensor, layer: Tensor, packed: Tensor, eps: float) -> Tensor:
     """Of tokens (t d) the outputs (t n). `layer` is a slot (`fst.kernels.weights`)."""
-    count, outputs = tokens.shape[0], layer.shape[0]
-    out = tokens.new_empty(count, outputs)
-
-    def for_hopper() -> None:
-        from fst.kernels import projection_hopper as hopper
-
-        hopper.forward(tokens, packed, eps, out)
-
-    if not _hopper_took(for_hopper, tokens, out):
+    out = _empty_outputs(tokens, layer, packed, eps)
+    launch = from_module("projection_hopper", "forward", tokens, packed, eps, out)
+    if not _hopper_took(launch, tokens, out):
+        count, outputs = out.shape
         given = tokens, packed, out, count, outputs, len(packed), eps
         sizes = channel_tiles(tokens.shape[1])
         launch_fitting(normed_linear_kernel, count, TILES, *given, **sizes)
@@ -122,7 +102,7 @@ def normed_linear_forward(tokens: Tensor, layer: Tensor, packed: Tensor, eps: fl
 
 
 @normed_linear_forward.register_fake
-def _(tokens: Tensor, layer: Tensor, packed: Tensor, eps: float) -> Tensor:
+def _empty_outputs(tokens: Tensor, layer: Tensor, packed: Tensor, eps: float) -> Tensor:
     return tokens.new_empty(tokens.shape[0], layer.shape[0])
 
 
@@ -132,14 +112,9 @@ def normed_linear_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradient of the tokens, and the normalised tokens with ones."""
     count, width = tokens.shape
-    found, normed = torch.empty_like(tokens), tokens.new_empty(count, width + EXTRA)
-
-    def for_hopper() -> None:
-        from fst.kernels import projection_hopper as hopper
-
-        hopper.backward(grad, tokens, packed, eps, found, normed)
-
-    if not _hopper_took(for_hopper, tokens, grad):
+    found, normed = _empty_gradients(grad, tokens, packed, eps)
+    launch = from_module("projection_hopper", "backward", grad, tokens, packed, eps, found, normed)
+    if not _hopper_took(launch, tokens, grad):
         given = grad, tokens, packed, found, normed, count, grad.shape[1], len(packed), eps
         sizes = channel_tiles(width) | {"ASM": tokens.is_cuda, "EXTRA": EXTRA}
         launch_fitting(normed_linear_backward_kernel, count, TILES, *given, **sizes)
@@ -147,7 +122,9 @@ def normed_linear_backward(
 
 
 @normed_linear_backward.register_fake
-def _(grad: Tensor, tokens: Tensor, packed: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _empty_gradients(
+    grad: Tensor, tokens: Tensor, packed: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     count, width = tokens.shape
     return torch.empty_like(tokens), tokens.new_empty(count, width + EXTRA)
 

@@ -17,7 +17,6 @@ through shared memory, once for all groups.
 """
 
 from functools import cache
-from typing import NamedTuple
 
 from torch import Tensor
 from triton.experimental import gluon
@@ -91,11 +90,11 @@ def _normalise(pieces, eps, D: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _fetch_tokens(tokens, rows, bar, slots, first, C: gl.constexpr):
-    """The C pieces of these tokens into slots from the first on; `bar` tells when they are there"""
+def _fetch_rows(source, rows, bar, slots, first, C: gl.constexpr):
+    """The C pieces of these rows into slots from the first on; `bar` tells when they are there."""
     mbarrier.expect(bar, C * BYTES)
     for j in gl.static_range(C):
-        copy_in(tokens, [rows, j * SIDE], bar, slots.index(first + j))
+        copy_in(source, [rows, j * SIDE], bar, slots.index(first + j))
 
 
 @gluon.jit
@@ -134,9 +133,7 @@ def _forward_group(
     for i in gl.static_range(PREFETCH):
         if i < rounds:
             rows = (first + i * step) * SIDE
-            _fetch_tokens(
-                x, rows, arrived.index(G * PREFETCH + i), slots, (G * PREFETCH + i) * C, C
-            )
+            _fetch_rows(x, rows, arrived.index(G * PREFETCH + i), slots, (G * PREFETCH + i) * C, C)
     if G == 0:
         for o in gl.static_range(OUT):
             mbarrier.expect(ready.index(o), C * BYTES)
@@ -155,7 +152,7 @@ def _forward_group(
         tma.store_wait(0)
         barrier()  # the tokens have been read, and so have the last results
         if i + PREFETCH < rounds:
-            _fetch_tokens(x, rows + PREFETCH * step * SIDE, arrived.index(slot), slots, slot * C, C)
+            _fetch_rows(x, rows + PREFETCH * step * SIDE, arrived.index(slot), slots, slot * C, C)
         a = _nothing()
         for j in gl.static_range(C):
             a += (gl.convert_layout(normed[j], LEFT),)
@@ -201,15 +198,9 @@ def normed_linear_gluon_kernel(
     end_barriers(arrived)
 
 
-class ForwardPlan(NamedTuple):
-    """Tiles of tokens that each group prefetches, outputs of a program in pieces."""
-
-    prefetch: int
-    outputs: int
-
-
-# By the width in pieces: the fastest of those tried on an H200.
-FORWARD_PLANS = {3: ForwardPlan(1, 3), 4: ForwardPlan(2, 2)}
+# Tiles of tokens that each group prefetches and outputs of a program in pieces, by the width in
+# pieces: the fastest of those tried on an H200.
+FORWARD_PLANS = {3: (1, 3), 4: (2, 2)}
 
 
 @cache
@@ -238,7 +229,7 @@ def forward(x: Tensor, w: Tensor, eps: float, y: Tensor) -> None:
 
 
 @gluon.jit
-def _fetch_piece(p: gl.constexpr, x, dy, rows, slot, slots, full, C: gl.constexpr, K: gl.constexpr):
+def _fetch_piece(p: gl.constexpr, x, dy, rows, slot, slots, full, C: gl.constexpr):
     """Piece p of a tile: of the tokens, then of the outputs' gradient."""
     bar = full.index(slot)
     mbarrier.expect(bar, BYTES)
@@ -258,22 +249,15 @@ def _piece_slot(p: gl.constexpr, i, G: gl.constexpr, P: gl.constexpr, RING: gl.c
 @gluon.jit
 def _fetch_next(
     p: gl.constexpr, i, rounds, x, dy, rows, step, slots, full,
-    C: gl.constexpr, K: gl.constexpr, P: gl.constexpr, RING: gl.constexpr, G: gl.constexpr,
+    C: gl.constexpr, P: gl.constexpr, RING: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
     """Into the slot that piece p of round i has left comes the piece RING later."""
     slot, _ = _piece_slot(p, i, G, P, RING)
     if p + RING < P:
-        _fetch_piece(p + RING, x, dy, rows, slot, slots, full, C, K)
+        _fetch_piece(p + RING, x, dy, rows, slot, slots, full, C)
     else:
         if i + 1 < rounds:
-            _fetch_piece(p + RING - P, x, dy, rows + step * SIDE, slot, slots, full, C, K)
-
-
-@gluon.jit
-def _fetch_weights(w, weights, ready, k, stage, C: gl.constexpr):
-    mbarrier.expect(ready.index(stage), C * BYTES)
-    for j in gl.static_range(C):
-        copy_in(w, [k * SIDE, j * SIDE], ready.index(stage), weights.index(stage * C + j))
+            _fetch_piece(p + RING - P, x, dy, rows + step * SIDE, slot, slots, full, C)
 
 
 @gluon.jit
@@ -298,10 +282,10 @@ def _backward_group(
     first = gl.program_id(0) * GROUPS
     rounds = (tiles - first + step - 1) // step  # the same for all groups: they share the weights
     for p in gl.static_range(RING):
-        _fetch_piece(p, x, dy, (first + G) * SIDE, G * RING + p, slots, full, C, K)
+        _fetch_piece(p, x, dy, (first + G) * SIDE, G * RING + p, slots, full, C)
     if G == 0:
         for k in gl.static_range(STAGES):
-            _fetch_weights(w, weights, ready, k, k, C)
+            _fetch_rows(w, k * SIDE, ready.index(k), weights, k * C, C)
     none = gl.zeros((SIDE, SIDE), gl.float32, SUMS)
     for i in range(rounds):
         rows = (first + G + i * step) * SIDE
@@ -315,7 +299,7 @@ def _backward_group(
         tma.store_wait(0)
         barrier()  # the tokens have been read, and so have the last results
         for p in gl.static_range(C):
-            _fetch_next(p, i, rounds, x, dy, rows, step, slots, full, C, K, P, RING, G)
+            _fetch_next(p, i, rounds, x, dy, rows, step, slots, full, C, P, RING, G)
             own.index(G * C + p).store(values[p])
         fence_async_shared()
         barrier()
@@ -345,16 +329,16 @@ def _backward_group(
                 if k == K:
                     tma.store_wait(0)  # the normalised tokens have left
                 barrier()
-                _fetch_next(C + k - 1, i, rounds, x, dy, rows, step, slots, full, C, K, P, RING, G)
+                _fetch_next(C + k - 1, i, rounds, x, dy, rows, step, slots, full, C, P, RING, G)
                 if STAGES < K:
                     last = i * K + k - 1
                     mbarrier.arrive(empty.index(last % STAGES), count=1)
                     if G == 0:  # noqa: SIM102 (known when compiled, the next is not)
                         if last + STAGES < rounds * K:
-                            mbarrier.wait(empty.index(last % STAGES), (last // STAGES) & 1)
-                            _fetch_weights(
-                                w, weights, ready, (k - 1 + STAGES) % K, last % STAGES, C
-                            )
+                            at = last % STAGES
+                            mbarrier.wait(empty.index(at), (last // STAGES) & 1)
+                            begin = (k - 1 + STAGES) % K * SIDE
+                            _fetch_rows(w, begin, ready.index(at), weights, at * C, C)
         level = gl.zeros((SIDE, SIDE), gl.float32, SUMS)
         along = gl.zeros((SIDE, SIDE), gl.float32, SUMS)
         for j in gl.static_range(C):
@@ -404,19 +388,10 @@ def normed_linear_backward_gluon_kernel(
     end_barriers(full)
 
 
-class BackwardPlan(NamedTuple):
-    """Pieces that each group prefetches, and rows of pieces of weights that are held.
-
-    A tile's tokens are in shared memory all at once, so at least their pieces must be prefetched;
-    of weights that pass through it at least two rows.
-    """
-
-    prefetch: int
-    weights: int
-
-
-# By the width in pieces: the fastest of those tried on an H200.
-BACKWARD_PLANS = {3: BackwardPlan(6, 3), 4: BackwardPlan(4, 3)}
+# Pieces that each group prefetches and rows of pieces of weights that are held, by the width in
+# pieces: the fastest of those tried on an H200. A tile's tokens are in shared memory all at once,
+# so at least their pieces must be prefetched; of weights that pass through it at least two rows.
+BACKWARD_PLANS = {3: (6, 3), 4: (4, 3)}
 
 
 @cache

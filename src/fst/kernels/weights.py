@@ -28,7 +28,7 @@ there it is as fast.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -75,6 +75,16 @@ def channel_tiles(width: int) -> dict[str, int]:
 def padded_hidden(hidden: int) -> int:
     """Up to whole tiles."""
     return hidden + -hidden % HIDDEN_MULTIPLE
+
+
+def hopper_took(family: str, launch: Callable[[], None], *given: Tensor) -> bool:
+    """Whether the Hopper kernel ran on these (tokens first): it wants rows of whole 16 bytes."""
+    suited = all(
+        each.dtype == torch.bfloat16 and each.data_ptr() % 16 == 0 and each.shape[1] % 8 == 0
+        for each in given
+    )
+    wide = tile_widths(given[0].shape[1])[0] == _WIDEST and len(given[0]) > 0
+    return suited and wide and try_on_hopper(family, given[0], launch)
 
 
 # Projections of the same tokens: queries, keys and values.
@@ -185,11 +195,6 @@ def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(None if each is None else each.contiguous() for each in tensors)
 
 
-def _empty_packed(weight: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-    tiles = channel_tiles(weight.shape[1])
-    return weight.new_empty(padded_hidden(rows), tiles["D0"] + tiles["D1"], dtype=dtype)
-
-
 def _empty_layers(
     weights: Sequence[Tensor | None],
     second: Tensor | None,
@@ -200,33 +205,10 @@ def _empty_layers(
     """The slot, and room for the packed layer and the packed second weight, if there is one."""
     first = weights[0]
     assert first is not None
-    rows = sum(each is not None for each in weights) * heads * widened
-    slot = first.new_empty(1, dtype=torch.float32).expand(rows, first.shape[1] + EXTRA)
-    packed = _empty_packed(first, rows, dtype)
+    rows, width = sum(each is not None for each in weights) * heads * widened, first.shape[1]
+    slot = first.new_empty(1, dtype=torch.float32).expand(rows, width + EXTRA)
+    packed = first.new_empty(padded_hidden(rows), sum(tile_widths(width)), dtype=dtype)
     return slot, packed, packed.new_empty(0) if second is None else torch.empty_like(packed)
-
-
-def _launch_pack(
-    norm: tuple[Tensor | None, ...],
-    weights: tuple[Tensor | None, ...],
-    biases: tuple[Tensor | None, ...],
-    second: Tensor | None,
-    packed: Tensor,
-    packed_second: Tensor,
-    sizes: dict[str, int],
-) -> None:
-    first = weights[0]
-    assert first is not None
-    launch_kernel(
-        pack_normed_kernel,
-        (len(packed) // PACKED_ROWS,),
-        *norm, *weights, *biases, second, packed, packed_second, first.stride(0),
-        **sizes,
-        **channel_tiles(first.shape[1]),
-        COLUMNS=triton.next_power_of_2(packed.shape[1]),
-        BLOCK=PACKED_ROWS,
-        num_warps=4,
-    )  # fmt: skip
 
 
 @operator("fst::pack_normed_layers")
@@ -246,10 +228,20 @@ def pack_normed_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The slot, the packed layer, and the packed second weight (empty without one)."""
     slot, packed, packed_second = _empty_layers((w0, w1, w2), second, heads, widened, dtype)
-    norm, (last,) = _contiguous(gamma, beta), _contiguous(second)
-    weights, biases = _contiguous(w0, w1, w2), _contiguous(b0, b1, b2)
-    sizes = _head_sizes(len(slot) // (heads * widened), len(w0), heads, widened)
-    _launch_pack(norm, weights, biases, last, packed, packed_second, sizes)
+    # One weight may be part of a wider one; several must lie alike.
+    if w1 is not None or w0.stride(1) != 1:
+        w0 = w0.contiguous()
+    given = *_contiguous(gamma, beta), w0, *_contiguous(w1, w2, b0, b1, b2, second)
+    launch_kernel(
+        pack_normed_kernel,
+        (len(packed) // PACKED_ROWS,),
+        *given, packed, packed_second, w0.stride(0),
+        **_head_sizes(len(slot) // (heads * widened), len(w0), heads, widened),
+        **channel_tiles(w0.shape[1]),
+        COLUMNS=triton.next_power_of_2(packed.shape[1]),
+        BLOCK=PACKED_ROWS,
+        num_warps=4,
+    )  # fmt: skip
     return slot, packed, packed_second
 
 
@@ -273,7 +265,7 @@ def pack_normed_backward(
     """Of γ, β, and each weight and bias, in float32."""
     grad = grad.contiguous()
     norm, weights = _contiguous(gamma, beta), _contiguous(w0, w1, w2)
-    found = _empty_gradients(gamma, beta, w0, w1, w2)
+    found = _empty_gradients(grad, gamma, beta, w0, w1, w2)
     (rows, width), count = w0.shape, len(found) // 2 - 1
     launch_kernel(
         pack_normed_backward_kernel,
@@ -290,17 +282,12 @@ def pack_normed_backward(
 
 
 @pack_normed_backward.register_fake
-def _(grad: Tensor, *given: Any) -> list[Tensor]:
-    return _empty_gradients(*given[:5])
-
-
-def _empty_gradients(gamma: Tensor, beta: Tensor, *weights: Tensor | None) -> list[Tensor]:
-    found = [gamma.new_empty(each.shape, dtype=torch.float32) for each in (gamma, beta)]
-    for weight in weights:
+def _empty_gradients(grad: Tensor, gamma: Tensor, beta: Tensor, *given: Any) -> list[Tensor]:
+    shapes = [gamma.shape, beta.shape]
+    for weight in given[:MOST_WEIGHTS]:
         if weight is not None:
-            found.append(gamma.new_empty(weight.shape, dtype=torch.float32))
-            found.append(gamma.new_empty(weight.shape[0], dtype=torch.float32))
-    return found
+            shapes += [weight.shape, weight.shape[:1]]
+    return [gamma.new_empty(shape, dtype=torch.float32) for shape in shapes]
 
 
 def _save_for_pack_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -313,11 +300,9 @@ def _save_for_pack_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Ten
 def _pack_gradients(
     ctx: Any, grad: Tensor | None, packed: None, packed_second: None
 ) -> tuple[Tensor | None, ...]:
-    needed = ctx.needs_input_grad
     found = [] if grad is None else pack_normed_backward(grad, *ctx.saved_tensors, *ctx.heads)
-    filled = [*found, *[None] * (len(needed) - len(found))]
-    # Autograd rounds them to the parameters' dtype.
-    return tuple(each if wanted else None for each, wanted in zip(filled, needed, strict=True))
+    # Autograd rounds them to the parameters' dtype, and drops those that nobody wants.
+    return *found, *[None] * (len(ctx.needs_input_grad) - len(found))
 
 
 pack_normed_forward.register_autograd(_pack_gradients, setup_context=_save_for_pack_backward)
@@ -354,21 +339,14 @@ def pack_normed_layers(
 def pack_layers_forward(
     weight: Tensor, second: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    packed = _empty_packed(weight, len(weight), dtype)
-    packed_second = torch.empty_like(packed)
-    if weight.stride(1) != 1:
-        weight = weight.contiguous()
-    weights, sizes = (weight, None, None), _head_sizes(1, len(weight), 1, len(weight))
-    _launch_pack(
-        (None,) * 2, weights, (None,) * 3, second.contiguous(), packed, packed_second, sizes
-    )
-    return packed, packed_second
+    none = (None,) * 2
+    given = *none, weight, None, *none, *none, second, 1, len(weight), dtype
+    return pack_normed_forward.function(*given)[1:]
 
 
 @pack_layers_forward.register_fake
 def _(weight: Tensor, second: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    packed = _empty_packed(weight, weight.shape[0], dtype)
-    return packed, torch.empty_like(packed)
+    return _empty_layers((weight,), second, 1, weight.shape[0], dtype)[1:]
 
 
 def pack_layers(
