@@ -247,12 +247,24 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
 
 
 def short(results: Path, comparisons: dict[str, Comparison]) -> str:
-    """Each recipe with the mean over its seeds, and the comparisons at equal time."""
+    """Each recipe with the mean over its seeds, and the comparisons at equal time.
+
+    Runs that another of their task has beaten in less time are on the page alone.
+    """
     same = ("recipe", "steps", "hardware")
     runs = grouped(_records(results), lambda each: tuple(each[name] for name in same))
+    scored = [
+        (those[0]["task"], _average(those, "seconds"), _average(those, "error"), those)
+        for those in runs.values()
+    ]
+    kept = [
+        each
+        for each in scored
+        if not any(o[0] == each[0] and o[1] < each[1] and o[2] < each[2] for o in scored)
+    ]
     table = _table(
         "",
-        runs.values(),
+        [those for *_, those in sorted(kept, key=lambda each: each[:2])],
         {
             "Recipe": lambda those: _recipe(those[0]),
             "Hardware": lambda those: those[0]["hardware"],
@@ -276,6 +288,10 @@ def short(results: Path, comparisons: dict[str, Comparison]) -> str:
         words = f"{markdown(comparison.task)}, {comparison.budget} for each model"
         text += f"\n{words}: {ranked}.\n"
     return text or "Nothing has been kept yet.\n"
+
+
+def _average(those: Sequence[Values], name: str) -> float:
+    return statistics.fmean(each[name] for each in those)
 
 
 def record_table(records: Sequence[Values]) -> Table:

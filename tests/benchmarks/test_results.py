@@ -120,6 +120,19 @@ def test_the_page_says_what_the_rows_say(module, results, tmp_path):
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_the_short_form_leaves_out_what_was_beaten_in_less_time(module, results, tmp_path):
+    beaten = RECORD | {"run": "b", "steps": 9000, "seconds": 90.0, "error": 0.021}
+    longer = RECORD | {"run": "c", "steps": 6000, "seconds": 91.0, "error": 0.019}
+    other = RECORD | {"run": "d", "steps": 9500, "seconds": 99.0, "task": "darcy", "error": 0.9}
+    (results / "records.json").write_text(json.dumps([longer, beaten, RECORD, other]))
+    out, readme = tmp_path / "results.md", tmp_path / "README.md"
+    module.write_results(results, out, readme)
+    lines = [line for line in readme.read_text().splitlines() if "H200" in line]
+    assert ["3,000" in lines[0], "6,000" in lines[1], "9,500" in lines[2]] == [True] * 3
+    assert len(lines) == 3
+    assert " 9,000 " in out.read_text()
+
+
 def test_ablations_stand_beside_the_papers(module, results):
     rows = [json.loads(line) for line in (results / "ablations/rows.jsonl").read_text().split("\n")]
     lines = {line[0]: line[1:] for line in module.ablation_table(rows).lines}

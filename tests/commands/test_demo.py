@@ -8,7 +8,7 @@ from fst.commands import demo
 
 
 def test_shipped_weights_answer_before_anything_is_trained(tmp_path, monkeypatch):
-    """The folder of the run stays free, and the error is of the order of the card's 0.0083."""
+    """The folder of the run stays free, and the error is of the order of the card's."""
     trained = []
     monkeypatch.setattr(demo, "train", lambda recipe, out, **_: trained.append(out.exists()))
     monkeypatch.setattr(demo, "evaluate", lambda *_, **__: None)
