@@ -15,6 +15,7 @@ fronts are: what placing alone gains is the difference from `told`. `--kinds` ta
     uniform   even positions; scales tied to the (even) gaps by the same rule
     staggered the same, neighbouring rows half a gap apart: nothing is read from any solution
     told      as uniform, but each anchor is told where the oracle would have put it
+    silent    as oracle, but the first features are those of even anchors, alike for every input
     fixed     even positions; all length scales 0.03
     learned   the model's own predictor, taught by the oracle with a weight that fades to zero
 
@@ -201,6 +202,12 @@ def build_model(job: Job) -> nn.Module:
         model.initial_position.register_forward_hook(model.predict_anchors.hint)
     else:
         model.predict_anchors = GivenAnchors(scales)
+    if job.name == "silent":
+        even = oracle.spread(oracle.even(1, job.rows, job.per_row, torch.device("cpu")))
+        model.register_buffer("even", model.fourier(even), persistent=False)
+        model.initial_position.register_forward_pre_hook(
+            lambda module, given: (model.even.expand_as(given[0]),)
+        )
     return model
 
 
@@ -290,7 +297,7 @@ class Training:
         targets = self.samples.whole.on_grid(sizes.grid).targets
         for each in (self.model.standardize_values, self.model.standardize_outputs):
             each.set(targets.mean(), targets.std())
-        self.needs_oracle = job.name in ("oracle", "told", "learned")
+        self.needs_oracle = job.name in ("oracle", "told", "silent", "learned")
         self.density = oracle.monitor(known, job.rows, job.rule) if self.needs_oracle else None
         self.optimizer = MuonAdam(self.model)
         self.generator = torch.Generator(device).manual_seed(job.seed)

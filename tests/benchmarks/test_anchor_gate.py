@@ -73,7 +73,15 @@ def test_positions_are_ordered_and_crowd_at_fronts(solution: torch.Tensor) -> No
 
 def test_a_tiny_run_writes_its_rows_once(tmp_path: Path) -> None:
     gate = module("anchor_gate")
-    kinds = ["oracle", "uniform", "told", "fixed", "learned", "oracle,beta=3,gap=geometric"]
+    kinds = [
+        "oracle",
+        "uniform",
+        "told",
+        "silent",
+        "fixed",
+        "learned",
+        "oracle,beta=3,gap=geometric",
+    ]
     given = [*TINY.split(), "--out", str(tmp_path), "--data", str(tmp_path), "--kinds", *kinds]
     for _ in range(2):  # the second time there is nothing left to do
         gate.main(given)
