@@ -22,8 +22,10 @@ from fst.types import Domain, Observations
 Answers = Callable[[Float[Tensor, "b q s"]], Float[Tensor, "b q c"]]
 """Values at queries: an `Output`, or what a trivial predictor makes of observations."""
 Predictor = Callable[[Observations], Answers]
-# Observations that an interpolation is made of, and distances held at once.
-NEAREST, DISTANCES_AT_ONCE = 8, 2**22
+# Observations that an interpolation is made of.
+NEAREST = 8
+# Distances held at once: few enough for the cache of a CPU, enough to keep a GPU busy.
+DISTANCES_ON_CPU, DISTANCES_ON_GPU = 2**22, 2**26
 # Queries whose Fourier sums are held at once.
 QUERIES_AT_ONCE = 2**12
 # Beyond this, |mean| / std, the mean alone has a small relative error.
@@ -78,7 +80,8 @@ def inverse_distance(
         weights = weights / weights.sum(dim=2, keepdim=True)
         return (weights[..., None] * targets[batch, which]).sum(dim=2)
 
-    size = max(1, DISTANCES_AT_ONCE // positions[..., 0].numel())
+    at_once = DISTANCES_ON_GPU if queries.is_cuda else DISTANCES_ON_CPU
+    size = max(1, at_once // positions[..., 0].numel())
     return torch.cat([interpolated(part) for part in queries.split(size, dim=1)], dim=1)
 
 
