@@ -220,7 +220,7 @@ function drawCross(context, box) {
 /** The cut along the second axis, at the first coordinate of the pointer. */
 function drawProfile() {
   const { context, width, height } = prepare(element("profile"));
-  const box = { x: 44, y: 8, width: width - 56, height: height - 42 };
+  const box = { x: 44, y: 24, width: width - 56, height: height - 58 }; // the legend is above it
   const first = pointer ? pointer[0] : 0.5;
   const inUnits = (axis, share) => axis.low + share * (axis.high - axis.low);
   const [fixed, along] = about.axes;
@@ -246,7 +246,7 @@ function drawProfile() {
     context.fillStyle = style(colour);
     context.textAlign = "left";
     context.textBaseline = "top";
-    context.fillText(`■ ${text}`, box.x + 8 + 76 * index, box.y + 5);
+    context.fillText(`■ ${text}`, box.x + 76 * index, 6);
   });
   element("pointer").textContent = !pointer ? "Point at a field to read its values." :
     `at ${along.name} = ${inUnits(along, pointer[1]).toFixed(3)}: ` +
