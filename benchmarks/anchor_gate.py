@@ -6,6 +6,7 @@
     python benchmarks/anchor_gate.py --out gate --device cpu --workers 12 --width 48 --cells 256 \\
         --times 51 --batch 8 --queries 256 --rate 4e-3 --sizes 8x8 8x16 8x32  # a small FST
     python benchmarks/anchor_gate.py --out gate --decoder linear  # cannot draw between anchors
+    python benchmarks/anchor_gate.py --out gate --bands 32  # finer Fourier features of positions
 
 The oracle (`anchor_oracle.py`) sees the true solution, in validation as well: it bounds what a
 predictor of anchors could gain, and is no model one could use. Its positions also reveal where the
@@ -76,6 +77,7 @@ SMALL = {
     "points_from_sobol": 32,
 }
 WARM_UP_RUNS = 3  # of a step before it is captured
+COLUMNS = ("width", "decoder", "bands", "steps", "batch")  # of the table, among the sizes
 TIMED = 50  # steps after which a run that would not end in time is given up
 
 
@@ -96,6 +98,8 @@ class Sizes:
     width: int = 176
     rate: float = 1e-3
     decoder: str = "mlp"
+    bands: int = 0
+    """Fourier bands of positions; 0 for those of the model's size."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -189,7 +193,8 @@ def build_model(job: Job) -> nn.Module:
         width=job.sizes.width,
         coordinates="adaptive" if job.name == "learned" else "uniform",
         length_scales="fixed",
-        **(SMALL if small else {}),
+        **(SMALL if small else {})
+        | ({"fourier_bands": job.sizes.bands} if job.sizes.bands else {}),
     )
     model = FunctionSpaceTransformer(config)
     if job.sizes.decoder == "linear":
@@ -642,16 +647,16 @@ def table(rows: Iterable[Row]) -> None:
     groups: dict[tuple, list[Row]] = {}
     for row in rows:
         job = row["job"]
-        budget = tuple(job["sizes"][name] for name in ("width", "decoder", "steps", "batch"))
+        budget = tuple(job["sizes"][name] for name in COLUMNS)
         key = (job["viscosity"], job["rows"], job["per_row"], *budget, job["kind"])
         groups.setdefault(key, []).append(row)
     names = ("error", "nearest", "near", "elsewhere", "crowding", "steps_per_second")
     print(
-        "\n| ν | anchors | width | decoder | steps × batch | kind | seeds | error | 16 nearest |",
+        f"\n| ν | anchors | {' | '.join(COLUMNS)} | kind | seeds | error | 16 nearest |",
         end="",
     )
-    print(" near fronts | elsewhere | crowding | steps/s |\n|" + "---|" * 13)
-    for (nu, rows_, per_row, width, decoder, steps, batch, kind), found in sorted(groups.items()):
+    print(" near fronts | elsewhere | crowding | steps/s |\n|" + "---|" * (9 + len(COLUMNS)))
+    for (nu, rows_, per_row, *sizes, kind), found in sorted(groups.items()):
         cells = []
         for name in names:
             values = [row[name] for row in found]
@@ -660,8 +665,8 @@ def table(rows: Iterable[Row]) -> None:
             if name == "error" and len(values) > 1:
                 text += f" ± {statistics.stdev(values):.4f}"
             cells.append(text)
-        setting = f"{nu:g} | {rows_}×{per_row} | {width} | {decoder} | {steps} × {batch} | {kind}"
-        print(f"| {setting} | {len(found)} | {' | '.join(cells)} |")
+        shown = " | ".join(map(str, (f"{nu:g}", f"{rows_}×{per_row}", *sizes, kind, len(found))))
+        print(f"| {shown} | {' | '.join(cells)} |")
 
 
 # Representation study
