@@ -9,6 +9,8 @@ from kernel_examples import DEVICE, HALF, relative
 anchor_blend = pytest.importorskip("fst.kernels.anchor_blend")
 ROUNDING = 8e-3 if DEVICE == "cuda" else 1e-3
 NAMES = ("positions", "length scales", "features")
+# On a GPU the kernels are given half precision alone.
+DTYPES = [HALF] if DEVICE == "cuda" else [HALF, torch.float32]
 
 
 def problem(batch, count, channels, axes, scale):
@@ -107,11 +109,13 @@ def test_all_steps_at_once(count, channels, axes, scale, steps):
     ("count", "channels", "axes", "scale", "steps"),
     [(70, 24, 2, 0.1, 4), (64, 40, 2, 0.05, 1), (40, 16, 3, 0.2, 6)],
 )
-def test_gradients_are_as_exact_as_those_of_autograd(count, channels, axes, scale, steps):
-    given = problem(2, count, channels, axes, scale)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_are_as_exact_as_those_of_autograd(dtype, count, channels, axes, scale, steps):
+    positions, scales, features = problem(2, count, channels, axes, scale)
+    given = positions, scales, features.to(dtype)
     wanted = gradients(exact, given, steps, dtype=torch.float64)
-    found = gradients(anchor_blend.AnchorBlend, given, steps)
-    others = gradients(plain, given, steps)
+    found = gradients(anchor_blend.AnchorBlend, given, steps, dtype=dtype)
+    others = gradients(plain, given, steps, dtype=dtype)
     for name, mine, other, reference in zip(NAMES, found, others, wanted):
         assert relative(mine, reference) < 1.2 * relative(other, reference) + 1e-6, name
 
