@@ -166,6 +166,56 @@ def test_which_frequencies_a_spectral_layer_keeps_and_where_they_go(times, odd_a
     assert found == {k: [k - off] if -5 <= k < 5 else [] for k in found}
 
 
+@pytest.mark.parametrize("odd_axes", ["published", "mended"])
+@pytest.mark.parametrize(
+    ("grid", "modes"),
+    # Odd and even axes, every mode of a grid, one axis and three, the paper's grid.
+    [
+        ((9, 16), (4, 6)),
+        ((9, 9), (9, 9)),
+        ((4, 6), (4, 6)),
+        ((33,), (8,)),
+        ((7, 9, 11), (3, 4, 5)),
+        ((201, 1024), (10, 30)),
+    ],
+)
+def test_sums_over_few_modes_are_the_transforms_of_the_package(grid, modes, odd_axes):
+    """Values and gradients, against FFTs of the whole grid in float64, and the package's own."""
+    network = pytest.importorskip("fst.baselines.neuralop_network")
+    mended = odd_axes == "mended"
+    kind = network.MendedSpectralConv if mended else network.FewModesSpectralConv
+    layer, axes = kind(3, 2, modes), tuple(range(2, 2 + len(grid)))
+    fields, factors = torch.randn(2, 3, *grid, requires_grad=True), torch.randn(2, 2, *grid)
+    *starts, _ = (n // 2 - m // 2 for n, m in zip(grid, modes, strict=True))
+    kept = (..., *(slice(a, a + m) for a, m in zip(starts, modes, strict=False)))
+    kept += (slice(modes[-1] // 2 + 1),)
+
+    def whole(x, weight, bias):
+        spectrum = torch.fft.rfftn(x, norm="forward", dim=axes)
+        if shifted := axes[:-1]:
+            spectrum = torch.fft.fftshift(spectrum, dim=shifted)
+        answer = spectrum.new_zeros(len(x), 2, *spectrum.shape[2:])
+        answer[kept] = torch.einsum("bi...,io...->bo...", spectrum[kept], weight)
+        shift = torch.fft.ifftshift if mended else torch.fft.fftshift
+        if shifted:
+            answer = shift(answer, dim=shifted)
+        return torch.fft.irfftn(answer, s=grid, norm="forward", dim=axes) + bias
+
+    def with_gradients(answer, leaves):
+        return answer, *torch.autograd.grad((answer * factors.to(answer.dtype)).sum(), leaves)
+
+    leaves = (fields, layer.weight.tensor, layer.bias)
+    found = with_gradients(layer(fields), leaves)
+    doubles = fields.double(), layer.weight.tensor.to(torch.complex128), layer.bias.double()
+    doubles = tuple(tensor.detach().requires_grad_() for tensor in doubles)
+    expected = with_gradients(whole(*doubles), doubles)
+    if not mended:
+        package = network.SpectralConv.forward(layer, fields)
+        torch.testing.assert_close(found[0], package, rtol=1e-5, atol=1e-5)
+    for ours, exact in zip(found, expected, strict=True):
+        assert (ours - exact).abs().max() < 2e-6 * exact.abs().max()
+
+
 @pytest.mark.parametrize("grid", [(8, 16), (8, 15), (4, 6)])
 def test_mending_changes_nothing_on_an_even_axis(grid):
     """The last axis is never shifted, so it may have any number of points."""
