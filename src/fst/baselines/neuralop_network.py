@@ -57,7 +57,8 @@ class FewModesSpectralConv(SpectralConv):  # type: ignore[misc]  # untyped
                 k = torch.arange(m, device=x.device) - m // 2
                 spectrum = along(axis, spectrum, waves(n, k).conj())
                 kept.append((axis, waves(n, k - (n % 2 if self.published else 0)).mT))
-            answer = self._contract(spectrum, self.weight, separable=False)
+            # torch's own einsum, because the package's cannot be traced by torch.compile.
+            answer = torch.einsum("bi...,io...->bo...", spectrum, self.weight.to_tensor())
             for axis, matrix in kept:
                 answer = along(axis, answer, matrix)
             convolved: Tensor = torch.view_as_real(answer).flatten(-2) @ back + self.bias
