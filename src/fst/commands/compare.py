@@ -175,7 +175,7 @@ def compare(
         def report() -> Comparison:
             every = (ModelJob(out, path, device, *each) for each in runs)
             results = tuple(job.result(counts.get(job.model)) for job in every)
-            found = Comparison.read(out, task, spent.words(), results, notes)
+            found = Comparison.read(out, task, spent.words(), results, *notes)
             write_report(out / "comparison", found)
             return found
 

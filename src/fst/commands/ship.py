@@ -13,6 +13,7 @@ import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from jinja2 import Environment
 from rich.console import Console
@@ -24,7 +25,7 @@ from fst.commands.evaluate import read_recipe
 from fst.commands.train import check_same_data, data_of_run
 from fst.data.samples import Samples
 from fst.evaluation.protocol import EvaluationSettings, measure, measuring, represented
-from fst.evaluation.rows import RESULTS, ROWS, Row, mean, read_run
+from fst.evaluation.rows import RESULTS, ROWS, Row, read_run
 from fst.evaluation.tables import error_table, group_table
 from fst.io import file_errors, read_object, write_text
 from fst.operators import Operator
@@ -97,7 +98,7 @@ def ship(
         model.load_state_dict(weights)
         with measuring(model):
             (found,) = measure(represented(model, stored), validation, stored)
-        return mean(found.errors)
+        return fmean(found.errors)
 
     weights = pretrained.read(best.parent)[2]
     half = halved(weights)

@@ -8,6 +8,7 @@ the second is always 0.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from fst.data.samples import Rows
 from fst.data.source import DataSource, TestSplit
 from fst.evaluation.fields import ImageFields, choose_rows
 from fst.evaluation.protocol import TestProtocol, check_test, make_row, measuring
-from fst.evaluation.rows import ACCURACIES, EvaluationError, Origin, Row, Scores, group_errors, mean
+from fst.evaluation.rows import ACCURACIES, EvaluationError, Origin, Row, Scores, group_errors
 from fst.evaluation.trivial import TrainingFacts
 from fst.evaluation_points import PointDraws
 from fst.metrics import top_errors
@@ -154,7 +155,7 @@ def trivial_rows(rows: Sequence[Row], facts: TrainingFacts) -> list[Row]:
             training=None,
             paper_error=None,
             errors=errors,
-            error=mean(errors),
+            error=fmean(errors),
             groups=groups,
         )
     ]

@@ -20,13 +20,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import EllipseCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    EngFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-)
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.tri import Triangulation
 
 from fst.evaluation.fields import Array, Fields, ImageFields, SavedFields, full_grid
@@ -122,8 +116,7 @@ class Plane:
         panel.xaxis.set_major_locator(MaxNLocator(4))
         panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         panel.set_aspect("equal" if self.equal else "auto")
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(True)
+        panel.spines[["top", "right"]].set_visible(True)
 
     def name(self, axes: Array) -> None:
         """Names of the axes at the left and at the bottom only."""
@@ -167,21 +160,16 @@ def new_figure(
 ) -> tuple[Figure, Array]:
     """A figure of `rows` × `columns` axes, always as a two-dimensional array."""
     figure = Figure(figsize=(width, row_height * rows + 0.5), layout="compressed")
-    axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if share else "none")
-    return figure, axes
+    return figure, figure.subplots(rows, columns, squeeze=False, sharey="row" if share else "none")
 
 
 def color_bar(
-    figure: Figure,
-    drawn: ScalarMappable,
-    panels: list[Axes],
-    label: str,
-    height: float,
-    **looks: Any,
+    drawn: ScalarMappable, panels: list[Axes], label: str, height: float, **looks: Any
 ) -> None:
     """A colour bar beside panels so many inches high, along which its label is broken to fit."""
     letters = max(10, int(height / LETTER_WIDTH))
     words = textwrap.fill(label, letters, break_long_words=False)
+    figure = panels[0].figure
     figure.colorbar(drawn, ax=panels, label=words, **{"pad": 0.03, "aspect": 18} | looks)
 
 
@@ -244,18 +232,10 @@ def draw_ellipses(
     order = np.argsort(-sizes, kind="stable")
     for level in ELLIPSE_LEVELS:
         across, up = 2 * ELLIPSE_SCALE * level * lengths[order].T
-        collection = EllipseCollection(
-            across,
-            up,
-            np.zeros(len(order)),
-            units="xy",
-            offsets=centers[order],
-            offset_transform=panel.transData,
-            facecolors=colors[order],
-            edgecolors="none",
-            alpha=0.3,
-        )
-        panel.add_collection(collection)
+        looks = {"facecolors": colors[order], "edgecolors": "none", "alpha": 0.3}
+        where = {"offsets": centers[order], "offset_transform": panel.transData}
+        angles = np.zeros(len(order))
+        panel.add_collection(EllipseCollection(across, up, angles, units="xy", **where, **looks))
 
 
 def draw_anchors(panel: Axes, centers: Float[Array, "m 2"], size: float = 4.0) -> None:
@@ -302,15 +282,15 @@ def solutions(
             positions, values = fields.observations(sample)
             mesh = cells if np.array_equal(positions, points) else None
             drawn = draw_points(line[0], plane, positions, values[:, observed], *look, mesh)
-            color_bar(figure, drawn, [line[0]], given[observed], height)
+            color_bar(drawn, [line[0]], given[observed], height)
             titles.insert(0, "observations")
         draw_points(left, plane, points, truth, colors, scale, cells)
         drawn = draw_points(middle, plane, points, prediction, colors, scale, cells)
         ends = beyond(prediction[inside], scale) if len(inside) else "neither"
-        color_bar(figure, drawn, [left, middle], label, height, pad=0.02, extend=ends)
+        color_bar(drawn, [left, middle], label, height, pad=0.02, extend=ends)
         least = Normalize(0, max(error[inside].max() if len(inside) else 0, 1e-12))
         drawn = draw_points(right, plane, points, error, ERROR, least, cells)
-        color_bar(figure, drawn, [right], f"|error|, {label}", height)
+        color_bar(drawn, [right], f"|error|, {label}", height)
         titles[0] = f"{fields.title(sample)}\n{titles[0]}"
         for panel, title in zip(line, titles, strict=True):
             panel.set_title(title)
@@ -330,12 +310,11 @@ def curves(fields: Fields, samples: Sequence[int] | None = None, channel: int = 
         points = fields.points(sample)[order, 0]
         truth, prediction = (each[order, channel] for each in fields.answers(sample))
         left.plot(points, truth, color=PALETTE[0], linewidth=1.6, label="reference")
-        dashed: dict[str, Any] = {"linestyle": "--", "color": PALETTE[1]}
-        left.plot(points, prediction, linewidth=1.3, label=str(fields.model), **dashed)
+        name = str(fields.model)
+        left.plot(points, prediction, "--", color=PALETTE[1], linewidth=1.3, label=name)
         if label in fields.value_labels and len(values):
             given = values[:, fields.value_labels.tolist().index(label)]
-            dots: dict[str, Any] = {"color": "black", "markersize": 3, "label": "observations"}
-            left.plot(positions[:, 0], given, ".", **dots)
+            left.plot(positions[:, 0], given, ".k", markersize=3, label="observations")
         for anchor in fields.anchors[sample, :, 0]:
             left.axvline(anchor, ymax=0.03, color="0.5", linewidth=0.6)
         right.plot(points, np.abs(prediction - truth), color="black", linewidth=1.0)
@@ -388,17 +367,14 @@ def profiles(runs: Sequence[tuple[str, Fields]], most: int = 4) -> Figure:
                 panel.plot(along, answer, color=color, linewidth=1.3, linestyle=(0, (3, 2)))
             panel.set_xlim(along[0], along[-1])
             labels = [f"{name} = {cut:.3g}" for cut in cuts]
-        title = fields.title(fields.rows.tolist().index(row))
-        line[0].set_title(title, loc="left")
+        line[0].set_title(fields.title(fields.rows.tolist().index(row)), loc="left")
         line[0].set_ylabel(str(fields.target_labels[0]))
     for panel, (run, _) in zip(axes[0], runs, strict=True):
         panel.set_title(f"{run} (dashed) and reference", loc="right")
     for panel in axes[-1]:
         panel.set_xlabel(str(fields.axis_labels[1]))
-    handles = axes[0, 0].lines[::2]
-    figure.legend(
-        handles=handles, labels=labels, loc="outside lower center", ncols=3 if width < WIDTH else 6
-    )
+    columns = 3 if width < WIDTH else 6
+    figure.legend(axes[0, 0].lines[::2], labels, loc="outside lower center", ncols=columns)
     return figure
 
 
@@ -429,10 +405,9 @@ def anchors(fields: Fields, samples: Sequence[int] | None = None) -> Figure:
         plane.frame(bottom)
     plane.name(axes)
     label = "√(ℓ₁ℓ₂) in the unit square" if fields.axes == 2 else "mean length scale (unit box)"
-    bar = ScalarMappable(scale, "viridis")
-    name = str(fields.target_labels[0])
-    color_bar(figure, drawn, list(axes[0]), name, height, pad=0.01, extend="both")
-    color_bar(figure, bar, list(axes[1]), label, height, pad=0.01)
+    name, bar = str(fields.target_labels[0]), ScalarMappable(scale, "viridis")
+    color_bar(drawn, list(axes[0]), name, height, pad=0.01, extend="both")
+    color_bar(bar, list(axes[1]), label, height, pad=0.01)
     return figure
 
 
@@ -498,18 +473,15 @@ def over_domain(fields: Fields) -> Figure | None:
         ]
         if fields.axes == 1:
             panel.stairs(rms, edges[0], color="black")
-            panel.set_ylabel(f"RMS error, {label}")
-            panel.set_xlabel(str(fields.axis_labels[0]))
+            panel.set(xlabel=str(fields.axis_labels[0]), ylabel=f"RMS error, {label}")
             continue
-        if plane.shown == sorted(plane.shown):
-            rms = rms.T
-        else:
-            edges = edges[::-1]
-        table = np.ma.masked_invalid(rms)
+        if plane.shown != sorted(plane.shown):
+            rms, edges = rms.T, edges[::-1]
+        table = np.ma.masked_invalid(rms.T)
         drawn = panel.pcolormesh(*edges, table, cmap=ERROR, norm=Normalize(0, table.max()))
         plane.frame(panel)
         plane.name(np.array([[panel]]))
-        color_bar(figure, drawn, [panel], f"RMS error, {label}", height - 0.5)
+        color_bar(drawn, [panel], f"RMS error, {label}", height - 0.5)
     return figure
 
 
@@ -624,15 +596,13 @@ def viscosity(rows: Iterable[Row]) -> Figure | None:
     if not grouped:
         return None
     names = [group.name for group in grouped[0].groups]
-    errors = [{group.name: group.error for group in row.groups} for row in grouped]
-    models = [row.model for row in grouped]
-    found = dict(zip(models, errors, strict=True))
-    fst, fno = found.get("FST", {}), found.get("FNO", {})
+    models = [(row.model, {each.name: each.error for each in row.groups}) for row in grouped]
+    fst, fno = (dict(models).get(name, {}) for name in ("FST", "FNO"))
     both = bool(fst) and list(fst) == list(fno)
     figure, axes = new_figure(1, 2 if both else 1, width=8.0, row_height=2.9)
     lines = [
-        (model, range(len(names)), [each.get(name, math.nan) for name in names])
-        for model, each in zip(models, errors, strict=True)
+        (model, range(len(names)), [errors.get(name, math.nan) for name in names])
+        for model, errors in models
     ]
     title = "test error of each viscosity"
     chart(axes[0, 0], lines, ylabel="mean relative L2 error", title=title)
@@ -663,8 +633,8 @@ def local_decoding(rows: Iterable[Row]) -> Figure | None:
         whole = [row for row in those if row.neighbors is None][-1]
         counts |= near.keys()
         draw_line(panel, list(near), list(near.values()), index, f"{whole.model}, nearest k")
-        looks: dict[str, Any] = {"color": PALETTE[index % len(PALETTE)], "linestyle": "--"}
-        panel.axhline(whole.error, linewidth=1.0, label=f"{whole.model}, all anchors", **looks)
+        color, label = PALETTE[index % len(PALETTE)], f"{whole.model}, all anchors"
+        panel.axhline(whole.error, linewidth=1.0, linestyle="--", color=color, label=label)
     panel.set_xscale("log", base=2)
     panel.set_xticks(sorted(counts), map(str, sorted(counts)))
     panel.xaxis.set_minor_locator(NullLocator())
@@ -785,8 +755,7 @@ def _frame_image(panel: Axes, fields: ImageFields) -> None:
     height, width = fields.pictures.shape[1:3]
     panel.set_axis_on()
     panel.set(xlim=(0, 1), ylim=(1, 0), aspect=height / width, xticks=[], yticks=[])
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(True)
+    panel.spines[["top", "right"]].set_visible(True)
 
 
 def pictures(fields: SavedFields, name: str) -> list[Picture]:
@@ -852,15 +821,13 @@ def shared_pictures(saved: Sequence[tuple[str, SavedFields]]) -> list[Picture]:
     if not runs:
         return []
     found, file = [], file_name(runs[0][0])
-    for index, those in enumerate(_same_samples(runs)):
-        models = [fields for _, fields in those]
-        if sections(models[0], 0) is None:
-            continue
-        names = ", ".join(name for name, _ in those)
-        second, first_axis = models[0].axis_labels[1], models[0].axis_labels[0]
-        caption = f"{names}: profiles along {second} at fixed {first_axis}."
-        figure = profiles(those)
-        found.append(Picture(f"{file}-profiles-{index + 1}", caption, figure))
+    for number, those in enumerate(_same_samples(runs), start=1):
+        first = those[0][1]
+        if sections(first, 0) is not None:
+            names = ", ".join(name for name, _ in those)
+            cut, along = first.axis_labels
+            caption = f"{names}: profiles along {along} at fixed {cut}."
+            found.append(Picture(f"{file}-profiles-{number}", caption, profiles(those)))
     if (along := along_axes(runs)) is not None:
         caption = "Error over time and mean power spectra, over the whole test set."
         found.append(Picture(f"{file}-time-and-spectra", caption, along))
@@ -870,12 +837,13 @@ def shared_pictures(saved: Sequence[tuple[str, SavedFields]]) -> list[Picture]:
 def _same_samples(runs: Sequence[tuple[str, Fields]]) -> list[list[tuple[str, Fields]]]:
     """Runs that were asked about the same solutions, together."""
     found: list[list[tuple[str, Fields]]] = []
-    for name, fields in runs:
-        same = (those for those in found if _same_solutions(those[0][1], fields))
-        if (those := next(same, None)) is None:
-            found.append([(name, fields)])
+    for run in runs:
+        for those in found:
+            if _same_solutions(those[0][1], run[1]):
+                those.append(run)
+                break
         else:
-            those.append((name, fields))
+            found.append([run])
     return found
 
 

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -49,7 +50,6 @@ from fst.evaluation.rows import (
     group_errors,
     shortened,
 )
-from fst.evaluation.rows import mean as mean_of
 from fst.evaluation.trivial import (
     Answers,
     Predictor,
@@ -240,12 +240,10 @@ class Measurement:
         error = relative_l2(prediction, batch.targets, batch.mask)
         _check_finite(error, rows, self.view.grid_shape)
         self.found.append(error.cpu())
-        real = 1.0 if batch.mask is None else batch.mask[..., None]
+        real = torch.ones_like(batch.targets[..., 0]) if batch.mask is None else batch.mask
         both = torch.stack([prediction - batch.targets, batch.targets])
-        self.squares.append((both * real).double().square().sum(dim=2).cpu())  # 2 b c
-        self.points += (
-            batch.targets[..., 0].numel() if batch.mask is None else int(batch.mask.sum())
-        )
+        self.squares.append((both * real[..., None]).double().square().sum(dim=2).cpu())  # 2 b c
+        self.points += int(real.count_nonzero())
         if self.over is not None:
             self.over.add(batch, prediction)
 
@@ -317,11 +315,11 @@ class OverDomain:
         last = 1 if self.grid is None else max(self.grid[0] - 1, 1)
         return {
             "bins": np.array(self.bins),
-            "counts": self.counts.float().numpy(),
-            "squared_error": self.squared_error.float().numpy(),
-            "squared_target": self.squared_target.float().numpy(),
+            "counts": _array(self.counts),
+            "squared_error": _array(self.squared_error),
+            "squared_target": _array(self.squared_target),
             "cuts": np.array([cut / last * scale[0] for cut in self.cuts], np.float32),
-            "spectra": (self.power / max(self.samples, 1)).float().numpy(),
+            "spectra": _array(self.power / max(self.samples, 1)),
         }
 
 
@@ -412,8 +410,7 @@ def make_rows(
     std: Sequence[float] = (),
 ) -> list[Row]:
     """Measurements with all that a reader needs to know of them."""
-    rows = []
-    targets = test.targets or default_names("target", test.samples.output_channels)
+    rows, targets = [], test.targets or default_names("target", test.samples.output_channels)
     for index, found in enumerate(measurements):
         whole, errors = found.neighbors is None, found.errors
         paper = settings.paper_errors[index] if whole and settings.paper_errors else None
@@ -439,7 +436,7 @@ def make_row(
         **vars(origin),
         parameters=parameters,
         samples=len(errors),
-        error=mean_of(errors),
+        error=fmean(errors),
         paper_error=paper_error,
         errors=errors,
         groups=groups,
@@ -558,7 +555,9 @@ def _look(batch: Batch, output: Output, domain: Domain, scale: Array) -> dict[st
     dense = batch.targets[:, :0]
     if full_grid(queries[points]) is None:
         dense = output(dense_queries(domain, batch.queries))
-    anchors, length_scales = anchors_of(output, batch.queries)
+    anchors = length_scales = batch.queries[:, :0]  # of models without anchors
+    if isinstance(output, Field):
+        anchors, length_scales = output.anchors.positions, output.anchors.length_scales
     return {
         "error": relative_l2(prediction, batch.targets, batch.mask).item(),
         "whole": len(points) == len(queries),
@@ -582,23 +581,14 @@ def dense_queries(domain: Domain, like: Tensor) -> Float[Tensor, "1 d s"]:
     return domain.from_unit(unit[None].to(like))
 
 
-def anchors_of(output: Output, like: Float[Tensor, "b q s"]) -> tuple[Tensor, Tensor]:
-    """Anchor positions and decoding length scales; none for models without anchors."""
-    if isinstance(output, Field):
-        return output.anchors.positions, output.anchors.length_scales
-    return like[:, :0], like[:, :0]
-
-
 def default_names(kind: str, count: int) -> tuple[tuple[str, str], ...]:
     return tuple((f"{kind} {number}", "") for number in range(1, count + 1))
 
 
 def labels_with_units(names: Sequence[tuple[str, str]], kind: str, count: int) -> Array:
     """Names with units, as axes and colour bars show them."""
-    labels = [
-        name + f" ({unit})" * bool(unit) for name, unit in names or default_names(kind, count)
-    ]
-    return np.array(labels)
+    named = names or default_names(kind, count)
+    return np.array([name + f" ({unit})" * bool(unit) for name, unit in named])
 
 
 def _array(tensor: Tensor) -> Array:

@@ -19,7 +19,9 @@ from fst.data.source import TestSplit
 from fst.evaluation.rows import Metric
 from fst.types import Domain, Observations
 
-Answers = Callable[[Float[Tensor, "b q s"]], Float[Tensor, "b q c"]]
+Queries = Float[Tensor, "b q s"]
+Values = Float[Tensor, "b q c"]
+Answers = Callable[[Queries], Values]
 """Values at queries: an `Output`, or what a trivial predictor makes of observations."""
 Predictor = Callable[[Observations], Answers]
 # Observations that an interpolation is made of.
@@ -44,16 +46,12 @@ class TrainingFacts:
     frequent_class: str | None = None
 
 
-def constant(
-    given: Observations, queries: Float[Tensor, "b q s"], values: tuple[float, ...]
-) -> Float[Tensor, "b q c"]:
+def constant(given: Observations, queries: Queries, values: tuple[float, ...]) -> Values:
     """One number for each target channel."""
     return torch.tensor(values, device=queries.device).expand(*queries.shape[:2], -1)
 
 
-def observed_mean(
-    given: Observations, queries: Float[Tensor, "b q s"], channels: tuple[int, ...]
-) -> Float[Tensor, "b q c"]:
+def observed_mean(given: Observations, queries: Queries, channels: tuple[int, ...]) -> Values:
     """The mean of a sample's own observations."""
     targets = given.values[..., list(channels)]  # b n c
     real = torch.ones_like(targets[..., 0]) if given.mask is None else given.mask.float()
@@ -62,11 +60,8 @@ def observed_mean(
 
 
 def inverse_distance(
-    given: Observations,
-    queries: Float[Tensor, "b q s"],
-    channels: tuple[int, ...],
-    domain: Domain,
-) -> Float[Tensor, "b q c"]:
+    given: Observations, queries: Queries, channels: tuple[int, ...], domain: Domain
+) -> Values:
     """Shepard's interpolation: weights 1 / distance², in the unit box, of the nearest few."""
     targets, positions = given.values[..., list(channels)], domain.to_unit(given.positions)
     batch = torch.arange(len(queries), device=queries.device)[:, None, None]
@@ -85,9 +80,7 @@ def inverse_distance(
     return torch.cat([interpolated(part) for part in queries.split(size, dim=1)], dim=1)
 
 
-def initial_condition(
-    given: Observations,
-) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
+def initial_condition(given: Observations) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
     """Positions and first values of the observations at the first time, sorted by position."""
     times = given.positions[..., 0]
     initial = (times == times.amin()).all(dim=0)  # observed at the same cells in each sample
