@@ -116,7 +116,7 @@ def parse_budget(text: str) -> Budget:
             f"budget must be a time such as 90s, 10m or 2h, or a number of steps such as "
             f"20000steps, got {text!r}"
         )
-    number, unit = match[1], match[2]
+    number, unit = match.groups()
     if unit in _UNITS:
         return TimeBudget(float(number) * _UNITS[unit])
     if not number.isdigit():
@@ -134,13 +134,12 @@ def spend(
     if steps < FEWEST_STEPS:
         raise ValueError(f"steps must be at least {FEWEST_STEPS}, got {steps}")
     interval = math.ceil(steps / validations)
+    unsaved = int(min(interval, MOST_STEPS_UNSAVED, rate * MOST_SECONDS_UNSAVED))
     return replace(
         settings,
         schedule=WarmupCosine(warmup=min(MOST_WARMUP, steps // 10), maximum=steps),
         validate_every=interval,
-        checkpoint_every=max(
-            1, int(min(interval, MOST_STEPS_UNSAVED, rate * MOST_SECONDS_UNSAVED))
-        ),
+        checkpoint_every=max(1, unsaved),
     )
 
 
@@ -203,10 +202,10 @@ def calibrate(
             # As many as should fill the time, but no more than losses are kept for.
             count = min(math.ceil((seconds - passed) * updates / passed), settings.log_every)
         memory = torch.cuda.max_memory_allocated(trainer.device) / 2**30 if on_gpu else None
-        watch = Stopwatch()
+        watch, validating = Stopwatch(), 0.0
         if validate:
             trainer.validate()
-        validating = watch.running if validate else 0.0
+            validating = watch.running
         return Calibration(updates, passed, memory, validating, trainer.state.compilation_seconds)
     finally:
         trainer.batches.close()
@@ -234,20 +233,21 @@ def make_plan(
     validate: bool = False,
 ) -> Plan:
     """Measure a scratch model, made by `build`; where it does not compile, as it is without."""
-    note, measured, seconds = None, None, budget.calibration_seconds
-    compiled = compiles(settings, training.samples.device)
-    if compiled:
+
+    def measure(settings: TrainingSettings) -> Calibration:
+        seconds = budget.calibration_seconds
+        return calibrate(build(), training, validation, settings, seconds, validate=validate)
+
+    note, measured = None, None
+    if compiles(settings, training.samples.device):
         try:
-            measured = calibrate(
-                build(), training, validation, settings, seconds, validate=validate
-            )
+            measured = measure(settings)
         except Exception as error:  # compilers fail in too many ways to name
             note = f"compiled it failed ({first_line(error)}), so it was trained uncompiled"
-            compiled = False
+    compiled = measured is not None
     if measured is None:
         release()  # the failed attempt, which its error held until now
-        eager = replace(settings, compile=False)
-        measured = calibrate(build(), training, validation, eager, seconds, validate=validate)
+        measured = measure(replace(settings, compile=False))
     return Plan(budget.steps(measured.steps_per_second), compiled, measured, note)
 
 
@@ -260,8 +260,7 @@ def fit_to_time(
     validation: ValidationSplit[Rows],
 ) -> tuple[TrainingSettings, Plan]:
     """Settings whose whole run takes about so long, measurement and validations included."""
-    watch = Stopwatch()
-    whole = TimeBudget(seconds)
+    watch, whole = Stopwatch(), TimeBudget(seconds)
     plan = make_plan(whole, build, settings, training, validation, validate=True)
     rate, each = plan.calibration.steps_per_second, plan.calibration.validation_seconds
     # The run itself compiles once more.
@@ -276,8 +275,7 @@ def fit_to_time(
     numbers: list[Any] = [steps, rate, validations]
     if PartialState().num_processes > 1:
         broadcast_object_list(numbers)  # what the first process measured serves all
-    settings = spend(settings, *numbers)
-    return settings, replace(plan, steps=numbers[0])
+    return spend(settings, *numbers), replace(plan, steps=numbers[0])
 
 
 def release() -> None:

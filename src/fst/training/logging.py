@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -66,9 +66,7 @@ class Log:
     def __init__(
         self, trainer: Trainer, metrics: "MetricsLog | None", progress: "Progress"
     ) -> None:
-        self.trainer = trainer
-        self.metrics = metrics
-        self.progress = progress
+        self.trainer, self.metrics, self.progress = trainer, metrics, progress
         self._logged_step = trainer.state.step
         self._logged_seconds = trainer.state.training_seconds
         self.reading = Reading(self._logged_step, float("nan"), 0.0, 0.0)
@@ -119,8 +117,7 @@ class MetricsLog:
     def __init__(self, folder: RunFolder, settings: TrainingSettings, step: int) -> None:
         self.folder = folder
         with file_errors(folder.metrics):
-            kept = list(_until(folder, step))
-            write_atomically(folder.metrics, b"".join(kept))
+            write_atomically(folder.metrics, b"".join(_until(folder, step)))
             self._file = folder.metrics.open("ab")
         self._tensorboard = _tensorboard(folder, step) if settings.tensorboard else None
         self._wandb = _wandb(folder) if settings.wandb else None
@@ -132,7 +129,7 @@ class MetricsLog:
     def _report(self, error: threading.ExceptHookArgs) -> None:
         """TensorBoard writes in a thread, whose errors nobody catches. Where the folder is gone,
         the run itself says so in one line."""
-        if not (isinstance(error.exc_value, OSError) and not self.folder.tensorboard.is_dir()):
+        if not isinstance(error.exc_value, OSError) or self.folder.tensorboard.is_dir():
             self._hook(error)
 
     def __exit__(self, *_: object) -> None:
@@ -166,12 +163,10 @@ def _until(folder: RunFolder, step: int) -> Iterator[bytes]:
     """The complete lines up to `step`. A killed writer may leave half a line at the end."""
     if not folder.metrics.exists():
         return
-    for line in folder.metrics.read_bytes().splitlines(keepends=True):
-        try:
+    for line in folder.metrics.read_bytes().splitlines():
+        with suppress(ValueError, KeyError, TypeError):
             if parse_json(line)["step"] <= step:
-                yield line.rstrip(b"\n") + b"\n"
-        except (ValueError, KeyError, TypeError):
-            continue
+                yield line + b"\n"
 
 
 def _tensorboard(folder: RunFolder, step: int) -> Any:
@@ -208,13 +203,8 @@ def _wandb_errors() -> Iterator[Any]:
 def _wandb(folder: RunFolder) -> Any:
     with _wandb_errors() as wandb:
         # The folder's name identifies the run, so that a resumed one goes on in the same place.
-        return wandb.init(
-            project="fst",
-            dir=str(folder.path),
-            config=folder.recipe,
-            id=folder.path.resolve().name,
-            resume="allow",
-        )
+        goes_on = {"id": folder.path.resolve().name, "resume": "allow"}
+        return wandb.init(project="fst", dir=str(folder.path), config=folder.recipe, **goes_on)
 
 
 class _TwoLines(LiveProgress):
@@ -230,8 +220,7 @@ class Progress:
     """Shows readings; `last_step` is the most steps the schedule allows."""
 
     def __init__(self, console: Console, step: int, last_step: int) -> None:
-        self.console = console
-        self.last_step = last_step
+        self.console, self.last_step = console, last_step
         self._said = time.monotonic()
         self._live: LiveProgress | None = None
         if console.is_terminal:

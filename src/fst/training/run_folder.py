@@ -111,10 +111,9 @@ class RunFolder:
     def require_free(path: Path | str) -> None:
         """Raise where a new run would overwrite something."""
         path = Path(path)
-        if not _is_first():
-            return
         with file_errors(path):
-            if path.is_dir() and any(each.name not in STARTING for each in path.iterdir()):
+            held_files = path.iterdir() if _is_first() and path.is_dir() else ()
+            if any(each.name not in STARTING for each in held_files):
                 raise TrainingError(
                     f"{path} already holds files, and nothing is overwritten; choose another "
                     f"folder, or continue a run with: fst train --resume {path}"
@@ -135,15 +134,12 @@ class RunFolder:
         except ValueError:
             raise TrainingError(f"{path / 'recipe.json'} is damaged: no JSON") from None
         found = {each.name: each for each in checkpoint.available(path / "checkpoints")}
-        if checkpoint_name is None:
-            # A run killed before its first checkpoint starts again from the beginning.
-            return cls(path, recipe, next(reversed(found.values()), None))
-        if checkpoint_name not in found:
+        # A run killed before its first checkpoint starts again from the beginning.
+        name = next(reversed(found), None) if checkpoint_name is None else checkpoint_name
+        if name is not None and name not in found:
             names = ", ".join(found) or "none"
-            raise CheckpointError(
-                f"{path} has no checkpoint {checkpoint_name!r}; there are: {names}"
-            )
-        return cls(path, recipe, found[checkpoint_name])
+            raise CheckpointError(f"{path} has no checkpoint {name!r}; there are: {names}")
+        return cls(path, recipe, None if name is None else found[name])
 
     @property
     def checkpoints(self) -> Path:
@@ -267,10 +263,9 @@ def _hardware() -> dict[str, Any]:
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
     }
     if torch.cuda.is_available():
-        properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
         hardware["gpus"] = [
-            {"name": each.name, "memory_gib": round(each.total_memory / 2**30, 1)}
-            for each in properties
+            {"name": gpu.name, "memory_gib": round(gpu.total_memory / 2**30, 1)} for gpu in gpus
         ]
         hardware["cuda"] = torch.version.cuda
     return hardware

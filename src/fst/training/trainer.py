@@ -32,15 +32,15 @@ from torch import Tensor, distributed, nn
 
 from fst.base import Model
 from fst.data.samples import Asked, Rows
-from fst.evaluation_points import PointDraws, ResampledPoints
+from fst.evaluation_points import ResampledPoints
 from fst.kernels import fuse
 from fst.precision import full_precision
 from fst.pretrained import check_shapes, from_json
 from fst.training.checkpoint import Checkpoint
 from fst.training.errors import CheckpointError, CompilationError, NonFiniteError, TrainingError
-from fst.training.optimizer import Average, Exchange, build_optimizer, set_rates
+from fst.training.optimizer import Average, Exchange, build_optimizer
 from fst.training.schedules import History
-from fst.training.settings import Loss, Objective, TrainingSettings
+from fst.training.settings import Draws, Loss, Objective, TrainingSettings
 
 # Compiled code is compiled in the first step, and captured and replayed in the next two.
 COMPILING_STEPS = 3
@@ -74,11 +74,9 @@ class Batches:
         if len(samples) == 0:
             raise TrainingError("the training split holds no samples")
         check_batch_size(settings, processes)
-        size, accumulate = settings.batch_size, settings.accumulate
-        self.samples = samples
-        self.settings = settings
-        share = _pieces(slice(0, size), processes)[process]
-        self.parts = _pieces(share, accumulate)
+        self.samples, self.settings = samples, settings
+        share = _pieces(slice(0, settings.batch_size), processes)[process]
+        self.parts = _pieces(share, settings.accumulate)
         # Resident data are chosen from on their device; a stream is planned on the host.
         self.planned_on = torch.device("cpu") if samples.streamed else samples.device
         self._generator = torch.Generator(samples.device)
@@ -111,11 +109,8 @@ class Batches:
             augmentation = samples.augmentations(settings.batch_size, generator)
         rows = self.rows(step)
         for part in self.parts:
-            yield samples.batch(
-                rows[part],
-                None if chosen is None else chosen[part],
-                None if augmentation is None else augmentation[part],
-            )
+            drawn = (None if each is None else each[part] for each in (chosen, augmentation))
+            yield samples.batch(rows[part], *drawn)
 
     def _read_ahead(self, step: int) -> Iterator[Any]:
         """The same plan for samples that are read in the background, some steps ahead."""
@@ -143,15 +138,13 @@ class Batches:
         return int(state.generate_state(1, np.uint64)[0])
 
     def _order(self, epoch: int) -> Int[Tensor, " n"]:
-        order = self._orders.get(epoch)
-        if order is None:
+        if epoch not in self._orders:
             generator = np.random.default_rng((self.settings.seed, _ORDER, epoch))
             order = torch.from_numpy(generator.permutation(len(self.samples)))
-            order = order.to(self.planned_on)
             # A batch reaches into the next epoch at most; older orders are not needed again.
             self._orders = {e: o for e, o in self._orders.items() if e >= epoch - 1}
-            self._orders[epoch] = order
-        return order
+            self._orders[epoch] = order.to(self.planned_on)
+        return self._orders[epoch]
 
 
 def _pieces(whole: slice, pieces: int) -> list[slice]:
@@ -191,10 +184,9 @@ class Trainer:
         settings: TrainingSettings,
         accelerator: Accelerator,
     ) -> None:
-        self.settings = settings
+        self.settings, self.accelerator = settings, accelerator
         self.schedule = settings.schedule
         self.objective: Objective = settings.objective
-        self.accelerator = accelerator
         self.device: torch.device = accelerator.device
         self.processes: int = accelerator.num_processes
         for samples in (training, validation):
@@ -250,7 +242,9 @@ class Trainer:
     def _update(self) -> None:
         self.state.step += 1
         step, settings = self.state.step, self.settings
-        set_rates(self.optimizer, self.schedule.factor(step, self.state.history))
+        factor = self.schedule.factor(step, self.state.history)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base"] * factor
         draws = self._draw(self.points)  # one for the step, however many parts it has
         losses = [self._backward(batch, draws) for batch in self.batches.at(step)]
         limit = math.inf if settings.clip is None else settings.clip
@@ -261,7 +255,7 @@ class Trainer:
         torch.stack((torch.stack(losses).sum(), norm), out=self._table[self._unread])
         self._unread += 1
 
-    def _backward(self, batch: Any, draws: PointDraws | None) -> Tensor:
+    def _backward(self, batch: Any, draws: Draws) -> Tensor:
         """Add one part's gradient."""
         loss: Tensor = self.loss(batch, draws) / self.settings.batch_size
         loss.backward()
@@ -339,8 +333,7 @@ class Trainer:
         state.history += ((step, error),)
         if state.best is not None and error >= state.best[1]:
             return False
-        state.best = (step, error)
-        state.best_errors = state.errors
+        state.best, state.best_errors = (step, error), state.errors
         self.best_weights = {name: t.clone() for name, t in self.selected.state_dict().items()}
         return True
 
@@ -386,7 +379,7 @@ class Trainer:
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
 
-    def _draw(self, stream: ResampledPoints | None) -> PointDraws | None:
+    def _draw(self, stream: ResampledPoints | None) -> Draws:
         return None if stream is None else stream.draw().to(self.device, torch.float32)
 
 
@@ -415,12 +408,9 @@ def compiles(settings: TrainingSettings, device: torch.device) -> bool:
     """As the settings say; where they leave it open, on a GPU that the compiler knows."""
     if settings.compile is not None:
         return settings.compile
-    return (
-        device.type == "cuda"
-        and find_spec("triton") is not None
-        and torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
-        and _python_is_known()
-    )
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY and _python_is_known()
 
 
 def _python_is_known() -> bool:
