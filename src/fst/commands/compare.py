@@ -101,12 +101,11 @@ class ModelJob(jobs.Job):
             write_json(self.plan_file, asdict(plan))
         rate = plan.calibration.steps_per_second
         console.print(f"{plan.steps:,} steps, measured at {rate:.3g} a second", highlight=False)
-        settings = replace(
+        seed, settings = (
+            terms.seed_of(recipe, self.number),
             spend(recipe.training, plan.steps, rate),
-            seed=terms.seed_of(recipe, self.number),
-            compile=plan.compiled,
         )
-        recipe = replace(recipe, training=settings)
+        recipe = replace(recipe, training=replace(settings, seed=seed, compile=plan.compiled))
         train_command.start(recipe, self.run, self.data, training, validation, console)
 
     def result(self, parameters: int | None) -> Result:
@@ -129,7 +128,8 @@ class ModelJob(jobs.Job):
         if self.is_done:
             return result.scored(self.run)
         if self.failure.is_file():
-            return result.failed(self.failure.read_text().partition("\n")[0])
+            reason = self.failure.read_text().partition("\n")[0]
+            return replace(result, status="failed", note=f"failed: {reason}")
         return result
 
 
@@ -164,8 +164,9 @@ def compare(
     path = jobs.find_data(out, next(iter(recipes.values())), data)
     recipes, counts, left_out = _fit(recipes, path, chosen, size, changes, named=bool(models))
     asked = [(model, number) for number in range(1, seeds + 1) for model in recipes]
+    job_of = partial(ModelJob, out, path, device)
     with held(out):
-        wanted = [ModelJob(out, path, device, *each) for each in asked]
+        wanted = [job_of(*each) for each in asked]
         missing = [job for job in wanted if not job.is_done]
         # Where there is nothing to train it does not matter on what.
         settings["device"] = device_name(chosen) if missing or not before else before.get("device")
@@ -173,8 +174,7 @@ def compare(
         notes = tuple(note for model, note in left_out.items() if model not in dict(runs))
 
         def report() -> Comparison:
-            every = (ModelJob(out, path, device, *each) for each in runs)
-            results = tuple(job.result(counts.get(job.model)) for job in every)
+            results = tuple(job_of(*each).result(counts.get(each[0])) for each in runs)
             found = Comparison.read(out, task, spent.words(), results, *notes)
             write_report(out / "comparison", found)
             return found

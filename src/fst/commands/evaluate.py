@@ -87,15 +87,11 @@ def evaluate(
         # the training may now be in the test.
         recipe.data.check_fits(recipe, run, path)
         check_same_data(run, recipe.data, path)
-        test = recipe.data.load_test(path, chosen)
-        facts = replace(
-            described_facts(read_object(run / "run.json")),
-            diffusion=recipe.data.diffusion,
-            frequent_class=recipe.data.frequent_class(path),
-        )
-        return settings.score(
-            settings.kind.from_pretrained(best).to(chosen), test, origin, facts, console
-        )
+        test, frequent = recipe.data.load_test(path, chosen), recipe.data.frequent_class(path)
+        facts = described_facts(read_object(run / "run.json"))
+        facts = replace(facts, diffusion=recipe.data.diffusion, frequent_class=frequent)
+        model = settings.kind.from_pretrained(best).to(chosen)
+        return settings.score(model, test, origin, facts, console)
 
     scored = (run / RESULTS / ROWS).is_file() and not again
     with nullcontext() if scored else held(run):

@@ -71,16 +71,15 @@ class Prediction:
     length_scales: Float[Array, "b m s"] | None = None
 
     def arrays(self) -> Arrays:
-        mask = self.queries.mask
         found = {
-            "queries": self.queries.positions.numpy(),
+            "queries": self.queries.positions,
             "predictions": self.predictions,
-            "grid": None if self.queries.grid is None else np.array(self.queries.grid),
-            "mask": None if mask is None else mask.numpy(),
+            "grid": self.queries.grid,
+            "mask": self.queries.mask,
             "anchors": self.anchors,
             "length_scales": self.length_scales,
         }
-        return {name: array for name, array in found.items() if array is not None}
+        return {name: np.asarray(array) for name, array in found.items() if array is not None}
 
 
 def read_observations(
@@ -223,10 +222,8 @@ def _read_vtu(path: Path, labels: Labels) -> Given:
     named = [*map("xyz".index, axes)] if set(axes) <= {*"xyz"} else [*range(len(axes))]
     positions = torch.from_numpy(mesh.points[:, named].astype(np.float32))[None]
     columns = [_point_data(path, mesh, name) for name in _names(labels.values)]
-    values = None
-    if columns:
-        values = torch.from_numpy(np.stack(columns, axis=-1).astype(np.float32))[None]
-    return Given(positions, values, mesh=mesh)
+    table = np.stack(columns, axis=-1).astype(np.float32)[None] if columns else None
+    return Given(positions, None if table is None else torch.from_numpy(table), mesh=mesh)
 
 
 def _point_data(path: Path, mesh: Any, name: str) -> Float[Array, " n"]:
@@ -393,8 +390,7 @@ def _vtu(arrays: Arrays, labels: PredictionLabels) -> bytes:
         points, cells = labels.mesh.points, labels.mesh.cells
     elif labels.cells is None:
         cells = [("vertex", np.arange(len(points))[:, None])]
-    mesh = meshio.Mesh(points, cells, fields)
-    return _written(lambda path: mesh.write(path), ".vtu")
+    return _written(meshio.Mesh(points, cells, fields).write, ".vtu")
 
 
 def _netcdf(arrays: Arrays, labels: PredictionLabels) -> bytes:
@@ -418,8 +414,7 @@ def _netcdf(arrays: Arrays, labels: PredictionLabels) -> bytes:
         label.name: (dimensions, folded[..., channel], {"units": label.unit})
         for channel, label in enumerate(labels.targets)
     }
-    data = xarray.Dataset(fields, coordinates)
-    return _written(lambda path: data.to_netcdf(path), ".nc")
+    return _written(xarray.Dataset(fields, coordinates).to_netcdf, ".nc")
 
 
 def _written(write: Callable[[Path], object], suffix: str) -> bytes:

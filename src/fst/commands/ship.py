@@ -106,17 +106,16 @@ def ship(
     with file_errors(folder):
         if folder.exists():
             shutil.rmtree(folder)
-        pretrained.save(
-            type(model).__name__, model.config, half if rounding.chosen else weights, folder
-        )
+        stored_weights = half if rounding.chosen else weights
+        pretrained.save(type(model).__name__, model.config, stored_weights, folder)
         (folder / RESULTS).mkdir()
         for file in ("recipe.json", f"{RESULTS}/{ROWS}"):
             shutil.copy(run / file, folder / file)
     small, large = (file.stat().st_size / 1e6 for file in (folder / WEIGHTS, best))
     lines["Weights"] = f"{rounding.words()}; {small:.1f} MB, in float32 {large:.1f} MB"
     grid = "x".join(map(str, rows[-1].grid)) if rows[-1].grid else "FILE"
-    tables = (error_table(rows), group_table(rows))
-    scores = "\n".join(table.markdown() for table in tables if table is not None)
+    tables = filter(None, (error_table(rows), group_table(rows)))
+    scores = "\n".join(table.markdown() for table in tables)
     card = CARD.render(name=name, grid=grid, lines=lines, scores=scores, limits=recipe.data.limits)
     write_text(folder / "README.md", card)
     console.print(f"{rounding.words()}.")
@@ -139,9 +138,7 @@ def command_line(words: list[str]) -> str:
 
 def card_lines(run: Path, recipe: Recipe, row: Row) -> dict[str, str]:
     """The lines of a card's table, from the run's files."""
-    summary, environment = (
-        read_object(run / f"{name}.json") for name in ("summary", "environment")
-    )
+    summary, environment = map(read_object, (run / "summary.json", run / "environment.json"))
     seconds = summary.get("update_seconds")
     if seconds is None or row.training is None:
         raise ValueError(f"{run}: summary.json does not say the seconds of its updates")

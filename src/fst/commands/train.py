@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,11 @@ RATE_FACTOR = "rate_factor"
 # What decides the course of a training. How a run is scored and named may change later.
 PARTS = ("model", "data", "training", "standardization")
 # These decide how fast it goes and what is kept of it, not where it goes.
-FREE = (
-    "data.workers",
-    "training.accumulate",
-    "training.checkpoint_every",
-    "training.compile",
-    "training.compile_mode",
-    "training.keep",
-    "training.log_every",
-    "training.tensorboard",
-    "training.wandb",
+FREE_TRAINING = (
+    *("accumulate", "checkpoint_every", "compile", "compile_mode"),
+    *("keep", "log_every", "tensorboard", "wandb"),
 )
+FREE = ("data.workers", *(f"training.{name}" for name in FREE_TRAINING))
 
 
 def train(
@@ -93,10 +88,7 @@ def fit_to_budget(
     """Measure the recipe on this machine, fit its steps into a time, and say what follows."""
     settings, most = recipe.training, recipe.training.schedule.maximum
     time = minutes if minutes is not None else most_minutes
-
-    def build() -> Model:
-        return prepare_model(recipe, training.samples)
-
+    build = partial(prepare_model, recipe, training.samples)
     voice = (console or Terminal()) if PartialState().is_main_process else Terminal(quiet=True)
     voice.print("measuring how long a step takes on this machine", highlight=False)
     if time is None:
@@ -112,11 +104,8 @@ def fit_to_budget(
         voice.print(plan.note, highlight=False)
         settings = replace(settings, compile=False)
     recipe = replace(recipe, training=settings)
-    voice.print(
-        _block(recipe, reasons, plan, build(), len(training.samples)),
-        highlight=False,
-        soft_wrap=True,
-    )
+    block = _block(recipe, reasons, plan, build(), len(training.samples))
+    voice.print(block, highlight=False, soft_wrap=True)
     return recipe
 
 
@@ -165,24 +154,21 @@ def start(
 ) -> Summary:
     """Train from the beginning with `data`, which are loaded: a start that fails earlier leaves no
     folder behind."""
-    model = prepare_model(recipe, training.samples)
-    samples = training.samples
+    samples, settings = training.samples, recipe.training
+    model = prepare_model(recipe, samples)
+    described = {"data": str(data.resolve())} | samples.describe()
+    described |= recipe.data.fingerprint(data) | samples.left_out()
+    described["labels"] = recipe.data.labels(data)
     if weights is not None:
         load_weights(model, weights)
         before = read_object(Path(weights) / "run.json").get("data")
         if recipe.data.own and before != str(data.resolve()):
             model.fit_statistics(samples, recipe.standardization)  # the user's own units
-    described = {"data": str(data.resolve())} | samples.describe()
-    described |= recipe.data.fingerprint(data) | samples.left_out()
-    described["labels"] = recipe.data.labels(data)
-    if weights is not None:
         described["from"] = str(Path(weights).resolve() if Path(weights).exists() else weights)
         described["before"] = trained_before(weights)
     with held(out):
         folder = RunFolder.create(out, recipe.to_json(), described)
-        summary = run_training(
-            model, training, validation, recipe.training, folder, console=console
-        )
+        summary = run_training(model, training, validation, settings, folder, console=console)
     tell_error(recipe, summary, training, validation, console)
     return summary
 
@@ -251,9 +237,8 @@ def tell_error(
     error = summary.validation_errors.get("relative_l2", summary.validation_error)
     if console is None or error is None or not PartialState().is_main_process:
         return
-    words = recipe.evaluation.beside_validation(
-        error, training.samples, validation.samples, recipe.data
-    )
+    samples = training.samples, validation.samples
+    words = recipe.evaluation.beside_validation(error, *samples, recipe.data)
     console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 

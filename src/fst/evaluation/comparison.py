@@ -95,9 +95,6 @@ class Result:
             calibrated_steps_per_second=plan.calibration.steps_per_second,
         )
 
-    def failed(self, reason: str) -> Self:
-        return replace(self, status="failed", note=f"failed: {reason}")
-
     def scored(self, run: Path) -> Self:
         """With the cost and the errors of a run that is trained and scored."""
         summary, rows = read_object(run / "summary.json"), read_rows(run / RESULTS / ROWS)

@@ -17,7 +17,7 @@ from fst.data import ImageData
 from fst.data.image_data import CLASSES
 from fst.evaluation.classification import ClassificationSettings
 from fst.recipes import paper
-from fst.recipes.own import CPU_MINUTES, Choice, Size
+from fst.recipes.own import CPU_MINUTES, Choice, Size, small
 from fst.recipes.recipe import Recipe, short_name
 from fst.training.schedules import Stage, Stages, WarmupCosine
 from fst.training.settings import CrossEntropy, TrainingSettings
@@ -188,14 +188,8 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
     fitted = recipe
     if size == "small":
         model: Any = recipe.model
-        sizes = SMALL[type(model)] | {"image_size": SMALL_DATA["image_size"]}
-        fitted = replace(
-            recipe,
-            name=f"{recipe.name}, small",
-            model_name=f"{recipe.model_name}, small",
-            model=replace(model, **sizes),
-            data=replace(recipe.data, **SMALL_DATA),
-        )
+        model = replace(model, **SMALL[type(model)], image_size=SMALL_DATA["image_size"])
+        fitted = small(recipe, model=model, data=replace(recipe.data, **SMALL_DATA))
     fitted = fitted.data.fit(fitted, path)
     assert isinstance(fitted.data, ImageData)
     images = fitted.data.count_training(path)
