@@ -101,10 +101,8 @@ class ModelJob(jobs.Job):
             write_json(self.plan_file, asdict(plan))
         rate = plan.calibration.steps_per_second
         console.print(f"{plan.steps:,} steps, measured at {rate:.3g} a second", highlight=False)
-        seed, settings = (
-            terms.seed_of(recipe, self.number),
-            spend(recipe.training, plan.steps, rate),
-        )
+        settings = spend(recipe.training, plan.steps, rate)
+        seed = terms.seed_of(recipe, self.number)
         recipe = replace(recipe, training=replace(settings, seed=seed, compile=plan.compiled))
         train_command.start(recipe, self.run, self.data, training, validation, console)
 

@@ -483,8 +483,8 @@ def sample_fields(
     if axes > 3 or not settings.view.samples:
         return None
     roles = ranked_rows(errors)
-    wanted = [*roles, *choose_rows(test.groups, len(samples), settings.view.samples)]
-    wanted = list(dict.fromkeys(wanted))
+    chosen = choose_rows(test.groups, len(samples), settings.view.samples)
+    wanted = list(dict.fromkeys([*roles, *chosen]))
     scale = np.array(settings.view.axis_ends if settings.grids else (1.0,) * axes, np.float32)
     looks = {}
     with measuring(model):
@@ -496,27 +496,21 @@ def sample_fields(
                 output = model(batch.observations, draws)
                 looks[row] = _look(batch, output, samples.domain, scale)
     kept = [looks[row] for row in wanted]
-    parts: dict[str, Array] = empty_parts(
-        len(wanted), axes, samples.output_channels, samples.value_channels
-    )
+    channels = samples.output_channels, samples.value_channels
+    parts = empty_parts(len(wanted), axes, *channels)
     parts |= {} if over is None else over.arrays(scale)
-    names = ("positions", "values", "queries", "truth", "prediction")
-    parts |= {
-        name: pad_sequence([torch.from_numpy(look[name]) for look in kept], True).numpy()
-        for name in names
-    }
+    for name in ("positions", "values", "queries", "truth", "prediction"):
+        parts[name] = pad_sequence([torch.from_numpy(look[name]) for look in kept], True).numpy()
     stacked = ["anchors", "length_scales"] + ["dense"] * all(len(look["dense"]) for look in kept)
     parts |= {name: np.stack([look[name] for look in kept]) for name in stacked}
     if (parts["queries"] == parts["queries"][:1]).all():
         parts["queries"] = parts["queries"][:1]
     numbers = [test.numbers[row] for row in wanted] if test.numbers else wanted
-    cells = [(None if test.cells is None else test.cells(number)) for number in numbers]
-    triangles = [
-        # Triangles of points that were left out of the picture cannot be drawn.
-        np.insert(each, 0, index, axis=1)
-        for index, (each, look) in enumerate(zip(cells, kept, strict=True))
-        if each is not None and look["whole"]
-    ]
+    triangles = [parts["triangles"]]
+    for index, (number, look) in enumerate(zip(numbers, kept, strict=True)):
+        cells = None if test.cells is None else test.cells(number)
+        if cells is not None and look["whole"]:  # some points may be left out of the picture
+            triangles.append(np.insert(cells, 0, index, axis=1))
     # Channels without names of their own that are the targets' are drawn as what they are.
     shared = {name for name, _ in test.targets} & {name for name, _ in test.values}
     values = test.values if shared or observed_targets(test) is None else test.targets
@@ -537,7 +531,7 @@ def sample_fields(
             "errors": np.array([look["error"] for look in kept], np.float32),
             "observed": np.array([len(look["values"]) for look in kept]),
             "queried": np.array([len(look["truth"]) for look in kept]),
-            "triangles": np.concatenate([parts["triangles"], *triangles]),
+            "triangles": np.concatenate(triangles),
             "dense_shape": np.array(DENSE[axes] if parts["dense"].shape[1] else (), int),
         }
     )

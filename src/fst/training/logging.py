@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console, RenderableType
@@ -32,8 +33,6 @@ QUIET = 30.0
 
 
 class Stopwatch:
-    """Seconds between one call and the next."""
-
     def __init__(self) -> None:
         self._start = time.monotonic()
 
@@ -100,7 +99,6 @@ class Log:
         self._logged_step, self._logged_seconds = state.step, state.training_seconds
 
     def validated(self) -> None:
-        """Write the validation just made."""
         state = self.trainer.state
         if self.metrics is not None and state.best is not None:
             (step, error), (_, best) = state.history[-1], state.best
@@ -115,11 +113,12 @@ class MetricsLog:
     """Where the main process writes; the other processes have none."""
 
     def __init__(self, folder: RunFolder, settings: TrainingSettings, step: int) -> None:
-        self.folder = folder
-        with file_errors(folder.metrics):
-            write_atomically(folder.metrics, b"".join(_until(folder, step)))
-            self._file = folder.metrics.open("ab")
-        self._tensorboard = _tensorboard(folder, step) if settings.tensorboard else None
+        self.folder, self.path = folder, folder.path / "metrics.jsonl"
+        with file_errors(self.path):
+            write_atomically(self.path, b"".join(_until(self.path, step)))
+            self._file = self.path.open("ab")
+        self._board = folder.path / "tensorboard"
+        self._tensorboard = _tensorboard(self._board, step) if settings.tensorboard else None
         self._wandb = _wandb(folder) if settings.wandb else None
 
     def __enter__(self) -> Self:
@@ -129,13 +128,13 @@ class MetricsLog:
     def _report(self, error: threading.ExceptHookArgs) -> None:
         """TensorBoard writes in a thread, whose errors nobody catches. Where the folder is gone,
         the run itself says so in one line."""
-        if not isinstance(error.exc_value, OSError) or self.folder.tensorboard.is_dir():
+        if not isinstance(error.exc_value, OSError) or self._board.is_dir():
             self._hook(error)
 
     def __exit__(self, *_: object) -> None:
         threading.excepthook = self._hook
         self._file.close()
-        if self._tensorboard is not None and self.folder.tensorboard.is_dir():
+        if self._tensorboard is not None and self._board.is_dir():
             self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
@@ -144,7 +143,7 @@ class MetricsLog:
         """Record numbers of one step; `kind` is "training" or "validation"."""
         self.folder.require_there()
         line = {"kind": kind, "step": step, **values}
-        with file_errors(self.folder.metrics):
+        with file_errors(self.path):
             self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
             self._file.flush()
             if self._tensorboard is not None:
@@ -155,26 +154,24 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Bring the lines to the disk: a checkpoint counts on those before it."""
-        with file_errors(self.folder.metrics):
+        with file_errors(self.path):
             os.fsync(self._file.fileno())
 
 
-def _until(folder: RunFolder, step: int) -> Iterator[bytes]:
+def _until(path: Path, step: int) -> Iterator[bytes]:
     """The complete lines up to `step`. A killed writer may leave half a line at the end."""
-    if not folder.metrics.exists():
-        return
-    for line in folder.metrics.read_bytes().splitlines():
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError, KeyError, TypeError):
             if parse_json(line)["step"] <= step:
                 yield line + b"\n"
 
 
-def _tensorboard(folder: RunFolder, step: int) -> Any:
+def _tensorboard(folder: Path, step: int) -> Any:
     # Imported here because it takes seconds, which not every run needs to spend.
     from torch.utils.tensorboard import SummaryWriter
 
-    with file_errors(folder.tensorboard):
-        return SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
+    with file_errors(folder):
+        return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def check_wandb(settings: TrainingSettings) -> None:

@@ -145,22 +145,6 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    @property
-    def best(self) -> Path:
-        return self.path / "best"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
     def require_there(self) -> None:
         """Raise where the folder was moved or removed: a new one would hold half a run."""
         if not (self.path / "recipe.json").is_file():
@@ -169,9 +153,10 @@ class RunFolder:
     def save_best(self, model: Model) -> None:
         """Replace the best weights; a reader sees the old or the new ones, never a part."""
         self.require_there()
-        with file_errors(self.best):
-            model.save_pretrained(self.best)
-            write_json(self.best / "recipe.json", self.recipe)
+        best = self.path / "best"
+        with file_errors(best):
+            model.save_pretrained(best)
+            write_json(best / "recipe.json", self.recipe)
 
     def save_checkpoint(self, state: checkpoint.Checkpoint, step: int, keep: int) -> None:
         self.require_there()

@@ -33,6 +33,7 @@ from torch import Tensor, distributed, nn
 from fst.base import Model
 from fst.data.samples import Asked, Rows
 from fst.evaluation_points import ResampledPoints
+from fst.io import flat
 from fst.kernels import fuse
 from fst.precision import full_precision
 from fst.pretrained import check_shapes, from_json
@@ -256,7 +257,6 @@ class Trainer:
         self._unread += 1
 
     def _backward(self, batch: Any, draws: Draws) -> Tensor:
-        """Add one part's gradient."""
         loss: Tensor = self.loss(batch, draws) / self.settings.batch_size
         loss.backward()
         return loss.detach()
@@ -339,20 +339,17 @@ class Trainer:
 
     def capture(self) -> Checkpoint:
         """Everything that the next steps depend on."""
-        optimizer = self.optimizer.state_dict()["state"]
-        tensors = {f"best.{name}": tensor for name, tensor in self.best_weights.items()}
-        for index, entries in optimizer.items():
-            tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in entries.items()}
-        if self.average is not None:
-            weights = self.average.model.state_dict()
-            tensors |= {f"average.{name}": tensor for name, tensor in weights.items()}
         # Updates draw from seeds of their own; a model with dropout draws from these.
-        tensors["random.cpu"] = torch.get_rng_state()
+        random = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        state = self.optimizer.state_dict()["state"]
+        tensors = {"optimizer": state, "best": self.best_weights, "random": random}
+        if self.average is not None:
+            tensors["average"] = self.average.model.state_dict()
         points = None if self.points is None else self.points.state()
         values = asdict(self.state) | {"points": points}
-        return Checkpoint(self.model.state_dict(), tensors, values)
+        return Checkpoint(self.model.state_dict(), flat(tensors), values)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same model and settings."""
@@ -394,7 +391,6 @@ def share_weights(model: nn.Module) -> None:
 
 
 def add_up(gradient: Tensor) -> None:
-    """Add the gradients of all processes."""
     try:
         distributed.all_reduce(gradient)
     except RuntimeError as error:
