@@ -92,19 +92,19 @@ class ModelJob(jobs.Job):
 
     def _start(self, console: Console) -> None:
         recipe, device = self.recipe(), choose_device(self.device)
-        training, validation = train_command.load(recipe, self.data, device, console)
+        splits = train_command.load(recipe, self.data, device, console)
         plan = self.plan()
         if plan is None:
             budget = parse_budget(read_json(self.folder / jobs.SETTINGS)["budget"])
-            build = partial(train_command.prepare_model, recipe, training.samples)
-            plan = make_plan(budget, build, recipe.training, training, validation)
+            build = partial(train_command.prepare_model, recipe, splits[0].samples)
+            plan = make_plan(budget, build, recipe.training, splits)
             write_json(self.plan_file, asdict(plan))
         rate = plan.calibration.steps_per_second
         console.print(f"{plan.steps:,} steps, measured at {rate:.3g} a second", highlight=False)
         settings = spend(recipe.training, plan.steps, rate)
         seed = terms.seed_of(recipe, self.number)
         recipe = replace(recipe, training=replace(settings, seed=seed, compile=plan.compiled))
-        train_command.start(recipe, self.run, self.data, training, validation, console)
+        train_command.start(recipe, self.run, self.data, splits, console)
 
     def result(self, parameters: int | None) -> Result:
         """What its folder says of it."""
@@ -200,10 +200,7 @@ def _fit(
     *,
     named: bool,
 ) -> tuple[dict[str, Recipe], dict[str, int], dict[str, str]]:
-    """The recipes fitted to the data, their parameters, and why others are left out.
-
-    Only a model that nobody `named` may be left out.
-    """
+    """Recipes fitted to the data, parameters, and why others are left out, which nobody `named`."""
     wanted = terms.changes_by_model(changes, recipes)
     fitted, counts, left_out = {}, {}, {}
     for model, asked in recipes.items():

@@ -27,10 +27,7 @@ SIZES = (201, 1024)
 
 
 def draw_new_solutions(weights: str, picture: Path, *, samples: int = 1, seed: int = 7) -> Fields:
-    """Predict Burgers solutions that were not trained on, and draw them beside the exact ones.
-
-    The initial conditions are drawn as those of the training data were, with another seed.
-    """
+    """Predict new Burgers solutions of the law of the training data; draw them beside the exact."""
     model = Operator.from_pretrained(weights)
     initial = burgers.sample_initial(samples, SIZES[1], seed)
     exact = burgers.solve(initial, VISCOSITY, burgers.saved_times()).float()

@@ -155,7 +155,6 @@ def check_not_scored(run: Path, data: Path) -> None:
 
 
 def read_recipe(run: Path) -> Recipe:
-    """The recipe that a run was trained with."""
     path = run / "recipe.json"
     description = read_object(path)
     if not description:

@@ -79,7 +79,6 @@ class Job(ABC):
 
 
 def run_here(job: Job, console: Console) -> None:
-    """Do a job in this process."""
     console.rule(job.name)
     try:
         job.work(console)

@@ -18,7 +18,6 @@ from fst.recipes.recipe import Recipe
 
 
 def recipes(name: str | None, *, json: bool, console: Console) -> None:
-    """One recipe, or all of them."""
     if name is None:
         list_recipes(as_json=json, console=console)
     else:

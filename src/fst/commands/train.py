@@ -15,7 +15,7 @@ from fst.base import Model, build_model, parameter_count
 from fst.commands.device import choose_device
 from fst.config import OperatorConfig
 from fst.data.samples import Rows
-from fst.data.source import DataSource, TrainingSplit, ValidationSplit
+from fst.data.source import DataSource
 from fst.evaluation.rows import hardware_name
 from fst.io import differences, flat, read_json, read_object, write_json
 from fst.pretrained import check_shapes, find, read
@@ -24,7 +24,7 @@ from fst.terminal import Terminal, duration
 from fst.training.budget import FEWEST_STEPS, Plan, StepBudget, fit_to_time, make_plan
 from fst.training.errors import TrainingError
 from fst.training.logging import check_wandb
-from fst.training.loop import Summary
+from fst.training.loop import Splits, Summary
 from fst.training.loop import train as run_training
 from fst.training.run_folder import RunFolder, held
 from fst.training.settings import TrainingSettings
@@ -67,13 +67,12 @@ def train(
     check_batch_size(recipe.training, PartialState().num_processes)
     if PartialState().is_main_process:
         check_wandb(recipe.training)
-    training, validation = load(recipe, data, chosen, console)
+    splits = load(recipe, data, chosen, console)
     # A run of a few steps is over before it is measured.
     told = reasons is not None and recipe.training.schedule.maximum >= FEWEST_STEPS
     if minutes is not None or told:
-        splits = training, validation
-        recipe = fit_to_budget(recipe, minutes, most_minutes, reasons or {}, *splits, console)
-    return start(recipe, out, data, training, validation, console, weights=weights)
+        recipe = fit_to_budget(recipe, minutes, most_minutes, reasons or {}, splits, console)
+    return start(recipe, out, data, splits, console, weights=weights)
 
 
 def fit_to_budget(
@@ -81,22 +80,21 @@ def fit_to_budget(
     minutes: float | None,
     most_minutes: float | None,
     reasons: Mapping[str, str],
-    training: TrainingSplit[Rows],
-    validation: ValidationSplit[Rows],
+    splits: Splits,
     console: Console | None,
 ) -> Recipe:
     """Measure the recipe on this machine, fit its steps into a time, and say what follows."""
     settings, most = recipe.training, recipe.training.schedule.maximum
-    time = minutes if minutes is not None else most_minutes
-    build = partial(prepare_model, recipe, training.samples)
+    time, samples = minutes if minutes is not None else most_minutes, splits[0].samples
+    build = partial(prepare_model, recipe, samples)
     voice = (console or Terminal()) if PartialState().is_main_process else Terminal(quiet=True)
     voice.print("measuring how long a step takes on this machine", highlight=False)
     if time is None:
-        plan = make_plan(StepBudget(most), build, settings, training, validation, validate=True)
+        plan = make_plan(StepBudget(most), build, settings, splits, validate=True)
     else:
         # A time that somebody asked for is used up; one that was chosen ends with the schedule.
         most_steps = most if minutes is None else math.inf
-        settings, plan = fit_to_time(60 * time, most_steps, build, settings, training, validation)
+        settings, plan = fit_to_time(60 * time, most_steps, build, settings, splits)
         if minutes is not None or plan.steps < most:
             fitted = f"as many as fit into {time:g} minutes; --steps or --minutes"
             reasons = {**reasons, "steps": fitted}
@@ -104,7 +102,7 @@ def fit_to_budget(
         voice.print(plan.note, highlight=False)
         settings = replace(settings, compile=False)
     recipe = replace(recipe, training=settings)
-    block = _block(recipe, reasons, plan, build(), len(training.samples))
+    block = _block(recipe, reasons, plan, build(), len(samples))
     voice.print(block, highlight=False, soft_wrap=True)
     return recipe
 
@@ -146,15 +144,14 @@ def start(
     recipe: Recipe,
     out: Path,
     data: Path,
-    training: TrainingSplit[Rows],
-    validation: ValidationSplit[Rows],
+    splits: Splits,
     console: Console | None = None,
     *,
     weights: str | Path | None = None,
 ) -> Summary:
     """Train from the beginning with `data`, which are loaded: a start that fails earlier leaves no
     folder behind."""
-    samples, settings = training.samples, recipe.training
+    samples, settings = splits[0].samples, recipe.training
     model = prepare_model(recipe, samples)
     described = {"data": str(data.resolve())} | samples.describe()
     described |= recipe.data.fingerprint(data) | samples.left_out()
@@ -168,8 +165,8 @@ def start(
         described["before"] = trained_before(weights)
     with held(out):
         folder = RunFolder.create(out, recipe.to_json(), described)
-        summary = run_training(model, training, validation, settings, folder, console=console)
-    tell_error(recipe, summary, training, validation, console)
+        summary = run_training(model, *splits, settings, folder, console=console)
+    tell_error(recipe, summary, splits, console)
     return summary
 
 
@@ -214,30 +211,24 @@ def resume(
         check_same_recipe(folder)
         path = data_of_run(recipe, out, data)
         recipe.data.check_fits(recipe, out, path)
-        training, validation = load(recipe, path, chosen, console)
-        check_same_data(out, recipe.data, path, training.samples)
+        splits = load(recipe, path, chosen, console)
+        check_same_data(out, recipe.data, path, splits[0].samples)
         if data is not None and PartialState().is_main_process:
             record_data(out, data)
-        model = prepare_model(recipe, training.samples)
+        model = prepare_model(recipe, splits[0].samples)
         settings = _with_lower_rates(recipe.training, out, rate_factor or 1.0)
-        summary = run_training(model, training, validation, settings, folder, console=console)
-        tell_error(recipe, summary, training, validation, console)
+        summary = run_training(model, *splits, settings, folder, console=console)
+        tell_error(recipe, summary, splits, console)
         return summary
 
 
-def tell_error(
-    recipe: Recipe,
-    summary: Summary,
-    training: TrainingSplit[Rows],
-    validation: ValidationSplit[Rows],
-    console: Console | None,
-) -> None:
+def tell_error(recipe: Recipe, summary: Summary, splits: Splits, console: Console | None) -> None:
     """The last line: how good the validation error is beside trivial predictors."""
     # By the measure of the test, whatever selected the weights.
     error = summary.validation_errors.get("relative_l2", summary.validation_error)
     if console is None or error is None or not PartialState().is_main_process:
         return
-    samples = training.samples, validation.samples
+    samples = splits[0].samples, splits[1].samples
     words = recipe.evaluation.beside_validation(error, *samples, recipe.data)
     console.print(words, markup=False, highlight=False, soft_wrap=True)
 
@@ -258,9 +249,7 @@ def _with_lower_rates(settings: TrainingSettings, run: Path, factor: float) -> T
     )
 
 
-def load(
-    recipe: Recipe, data: Path, device: torch.device, console: Console | None
-) -> tuple[TrainingSplit[Rows], ValidationSplit[Rows]]:
+def load(recipe: Recipe, data: Path, device: torch.device, console: Console | None) -> Splits:
     """Training and validation on the device; missing files are made first, by one process."""
     voice = console if PartialState().is_main_process else Terminal(quiet=True)
     with PartialState().main_process_first():
@@ -279,10 +268,7 @@ def check_same_data(
 def require_same_data(
     folder: Path, recorded: dict[str, Any], found: dict[str, Any], source: str = ""
 ) -> None:
-    """Raise where a description of data differs from the one recorded in a folder.
-
-    What an older version did not record cannot be compared.
-    """
+    """Raise where data differ from those that a folder recorded; older ones recorded less."""
     for name, value in found.items():
         before = recorded.get(name, value)
         if not _same(before, value):
@@ -370,7 +356,6 @@ def data_path(recipe: Recipe, data: Path | None) -> Path:
 
 
 def recorded_data(run: Path) -> Path:
-    """The data that a run was trained on."""
     described = read_object(run / "run.json")
     if not isinstance(described.get("data"), str):
         raise TrainingError(f"{run / 'run.json'} does not name the data: add --data")

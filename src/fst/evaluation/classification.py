@@ -181,10 +181,7 @@ def _few(names: tuple[str, ...]) -> str:
 
 
 def choose_images(labels: Int[Tensor, " n"], count: int) -> list[int]:
-    """The first image of classes spread over all classes, then the second of each, and so on.
-
-    Decided without a model.
-    """
+    """The first images of classes spread over all, then the second ones: chosen without a model."""
     labels = labels.cpu()
     classes = labels.unique()
     spread = torch.linspace(0, len(classes) - 1, min(count, len(classes))).round().long()

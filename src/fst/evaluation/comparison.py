@@ -140,8 +140,6 @@ COSTS: Costs = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """All results of one comparison."""
-
     task: str
     budget: str
     results: tuple[Result, ...]
@@ -308,8 +306,6 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """How a search stands."""
-
     recipe: str
     trials: tuple[Trial, ...]
     selected: float | None

@@ -588,10 +588,7 @@ def histogram(rows: Sequence[Row]) -> Figure | None:
 
 @matplotlib.rc_context(STYLE)
 def viscosity(rows: Iterable[Row]) -> Figure | None:
-    """Error by viscosity, and how far FST is from FNO where both are there (paper, Figure 3).
-
-    None with fewer than two groups: there is nothing to compare.
-    """
+    """Error by viscosity, and how far FST is from FNO (paper, Figure 3); None with one group."""
     grouped = [row for row in last_grid(rows) if len(row.groups) > 1 and not row.trivial]
     if not grouped:
         return None
@@ -860,5 +857,4 @@ def common_rows(models: Sequence[Fields]) -> list[int]:
 
 
 def file_name(name: str) -> str:
-    """A name that is safe as part of a file name."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)

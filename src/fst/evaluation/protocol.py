@@ -217,11 +217,7 @@ class EvaluationSettings(TestProtocol):
 
 
 class Measurement:
-    """Errors on one grid, collected batch by batch in the order of the test split.
-
-    `neighbors` are the nearest anchors to decode from, where not all; `over` learns where errors
-    lie.
-    """
+    """Errors on one grid, in the order of the test split; `over` learns where they lie."""
 
     def __init__(
         self, view: Samples, neighbors: int | None = None, over: "OverDomain | None" = None

@@ -240,10 +240,7 @@ def notes(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def write_page(page: Page, folder: Path) -> Path:
-    """Write the page into a folder, which is made if missing; returns the HTML file.
-
-    The folder must be empty or hold a page, which is replaced.
-    """
+    """Write the page into a folder that is absent, empty or holds a page; returns the HTML file."""
     pictures = [picture for section in page.sections for picture in section.pictures]
     names = sorted(picture.name for picture in pictures)
     if len(set(names)) < len(names):

@@ -158,11 +158,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class ChannelError:
-    """One target channel by itself.
-
-    `rmse` is in the unit of the channel; `std` is the standard deviation of its training targets,
-    where it is known.
-    """
+    """One target channel alone: `rmse` in its unit; `std` of its training targets, where known."""
 
     name: str
     unit: str
@@ -412,10 +408,7 @@ def read_timed_curve(run: Path) -> tuple[tuple[float, float], ...]:
 
 
 def steady_rate(run: Path) -> float | None:
-    """Updates a second once a run is under way: the median over its log lines.
-
-    So compiling, once for each start, does not count. None where there are too few lines to tell.
-    """
+    """Updates a second, the median of log lines: without compiling. None where they are few."""
     found = _by_step(read_metrics(run / "metrics.jsonl"), "training", "steps_per_second")
     return median(rate for _, rate in found) if len(found) >= FEWEST_LINES else None
 
@@ -428,10 +421,7 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
 
 
 def read_origin(folder: Path, origin: Origin, images: int | None = None) -> Origin:
-    """The origin with the commit and the cost that a run's folder says, where it does.
-
-    `images` is how many of them a training step takes, for classifiers.
-    """
+    """The origin with the commit and the cost that a folder says; a step takes so many `images`."""
     environment = read_object(folder / "environment.json")
     summary = read_object(folder / "summary.json")
     try:

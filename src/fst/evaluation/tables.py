@@ -145,10 +145,7 @@ def channel_table(rows: Iterable[Row]) -> Table | None:
 
 
 def group_table(rows: Iterable[Row]) -> Table | None:
-    """One line a viscosity or class and one column a model (Table 19).
-
-    None with fewer than two groups, or too many to read.
-    """
+    """A line per viscosity or class, a column per model (Table 19); None with one or too many."""
     grouped = [row for row in full_grid(rows) if len(row.groups) > 1 and not row.trivial]
     names = unique(group.name for row in grouped for group in row.groups)
     if not 1 < len(names) <= MOST_GROUPS:

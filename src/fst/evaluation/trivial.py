@@ -52,7 +52,6 @@ def constant(given: Observations, queries: Queries, values: tuple[float, ...]) -
 
 
 def observed_mean(given: Observations, queries: Queries, channels: tuple[int, ...]) -> Values:
-    """The mean of a sample's own observations."""
     targets = given.values[..., list(channels)]  # b n c
     real = torch.ones_like(targets[..., 0]) if given.mask is None else given.mask.float()
     mean = (targets * real[..., None]).sum(1) / real.sum(1)[:, None]

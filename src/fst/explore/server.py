@@ -148,7 +148,6 @@ def listen(port: int) -> socket.socket:
 
 
 def serve(explorers: Explorers, listener: socket.socket) -> None:
-    """Answer until interrupted."""
     app = make_app(explorers, listener.getsockname()[1])
     config = uvicorn.Config(
         app, log_level="warning", ws="none", timeout_graceful_shutdown=2, server_header=False

@@ -26,7 +26,7 @@ from fst.data.samples import Rows
 from fst.data.source import TrainingSplit, ValidationSplit
 from fst.training.errors import TrainingError, first_line
 from fst.training.logging import Stopwatch
-from fst.training.loop import build_accelerator
+from fst.training.loop import Splits, build_accelerator
 from fst.training.schedules import WarmupCosine
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer, compiles
@@ -108,7 +108,6 @@ Budget = StepBudget | TimeBudget
 
 
 def parse_budget(text: str) -> Budget:
-    """A budget as it is written on a command line."""
     plain = text.strip().lower().replace(",", "").replace("_", "")
     match = _BUDGET.fullmatch(plain)
     if match is None:
@@ -127,10 +126,7 @@ def parse_budget(text: str) -> Budget:
 def spend(
     settings: TrainingSettings, steps: int, rate: float = math.inf, validations: int = VALIDATIONS
 ) -> TrainingSettings:
-    """The settings with a schedule of exactly this many steps, validated about ten times.
-
-    `rate` is the number of steps a second, and only decides how often the run is saved.
-    """
+    """The settings with so many steps; `rate`, steps a second, only decides how often to save."""
     if steps < FEWEST_STEPS:
         raise ValueError(f"steps must be at least {FEWEST_STEPS}, got {steps}")
     interval = math.ceil(steps / validations)
@@ -227,8 +223,7 @@ def make_plan(
     budget: Budget,
     build: Callable[[], Model],
     settings: TrainingSettings,
-    training: TrainingSplit[Rows],
-    validation: ValidationSplit[Rows],
+    splits: Splits,
     *,
     validate: bool = False,
 ) -> Plan:
@@ -236,10 +231,10 @@ def make_plan(
 
     def measure(settings: TrainingSettings) -> Calibration:
         seconds = budget.calibration_seconds
-        return calibrate(build(), training, validation, settings, seconds, validate=validate)
+        return calibrate(build(), *splits, settings, seconds, validate=validate)
 
     note, measured = None, None
-    if compiles(settings, training.samples.device):
+    if compiles(settings, splits[0].samples.device):
         try:
             measured = measure(settings)
         except Exception as error:  # compilers fail in too many ways to name
@@ -256,12 +251,11 @@ def fit_to_time(
     most_steps: float,
     build: Callable[[], Model],
     settings: TrainingSettings,
-    training: TrainingSplit[Rows],
-    validation: ValidationSplit[Rows],
+    splits: Splits,
 ) -> tuple[TrainingSettings, Plan]:
     """Settings whose whole run takes about so long, measurement and validations included."""
     watch, whole = Stopwatch(), TimeBudget(seconds)
-    plan = make_plan(whole, build, settings, training, validation, validate=True)
+    plan = make_plan(whole, build, settings, splits, validate=True)
     rate, each = plan.calibration.steps_per_second, plan.calibration.validation_seconds
     # The run itself compiles once more.
     left = max(seconds - watch.running - plan.calibration.compilation_seconds, seconds / 2)

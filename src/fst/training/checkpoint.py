@@ -95,7 +95,6 @@ def available(parent: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """The step in a checkpoint's name."""
     match = _FOLDER.fullmatch(folder.name)
     if match is None:
         raise CheckpointError(f"{folder}: not a checkpoint; they are named step-<number>")

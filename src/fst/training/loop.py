@@ -38,6 +38,7 @@ from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer, compiles
 
 SUMMARY = "summary.json"
+Splits = tuple[TrainingSplit[Rows], ValidationSplit[Rows]]
 # With one process, losses are read at least this often (seconds), for the progress line.
 READ_EVERY = 1.0
 # Signals closer than this (seconds) are one: `timeout` sends its own twice, for example.
@@ -202,10 +203,7 @@ def summarize(trainer: Trainer, reason: str) -> Summary:
 
 
 class Interruption:
-    """Ctrl-C and termination signals as a flag that the loop reads between steps.
-
-    While active, the first signal sets `requested`; a later one acts as it always did.
-    """
+    """Ctrl-C and termination signals as a flag for the loop; a later signal acts as ever."""
 
     def __init__(self) -> None:
         self.requested = False

@@ -343,7 +343,6 @@ class Update:
 
     @property
     def recorded(self) -> bool:
-        """Whether steps are replayed."""
         return self._replay is not None
 
     def fits(self, parameters: list[nn.Parameter]) -> bool:

@@ -205,10 +205,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def git_state(folder: Path = Path(__file__).parent) -> dict[str, Any] | None:
-    """Commit and whether the tree differs from it; None unless this source is under git.
-
-    A copy without its repository may say its commit by the variable FST_COMMIT.
-    """
+    """Commit, and whether the tree differs; None unless under git. A copy may set FST_COMMIT."""
     if "FST_COMMIT" in os.environ:
         return {"commit": os.environ["FST_COMMIT"], "modified": None}
     commit = _git(folder, "rev-parse", "HEAD")

@@ -191,7 +191,6 @@ class WarmupCosine(Schedule):
 
 
 def mean_error(history: History, checks: int = 3) -> float:
-    """The mean of the last `checks` validation errors."""
     if len(history) < checks:
         raise ValueError(f"need {checks} validation errors, got {len(history)}")
     return sum(error for _, error in history[-checks:]) / checks
