@@ -78,7 +78,8 @@ def evaluate(
         data=data_name(run, recipe, data),
         protocol=protocol,
     )
-    origin = read_origin(run, origin, settings.images_per_step(recipe.training.batch_size))
+    images = recipe.training.batch_size if settings.of_images else None
+    origin = read_origin(run, origin, images)
 
     def compute() -> Scores:
         chosen = choose_device(device)

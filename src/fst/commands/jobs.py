@@ -109,9 +109,8 @@ def launch_process(words: Sequence[str]) -> int:
     Ctrl-C. It saves and ends when the pipe to it is closed: here, or because this process is gone.
     """
     with Interruption() as interruption:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *words], stdin=subprocess.PIPE, process_group=0
-        )
+        words = [sys.executable, "-P", "-m", *words]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, process_group=0)
         try:
             while process.poll() is None and not interruption.requested:
                 time.sleep(0.05)

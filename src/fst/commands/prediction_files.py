@@ -93,8 +93,6 @@ def read_observations(
     with blame(path):
         check_resolution(model.domain)
         given = _read(path, model.domain.axes, model.value_channels, labels)
-        if given is None:
-            raise ValueError("observations must be an .h5, .npz, .csv, .vtu or .nc file")
         if condition and given.condition is not None:
             raise ValueError("holds a condition, and another one was given")
         if condition:
@@ -111,10 +109,6 @@ def read_queries(source: Path | str, domain: Domain, labels: Labels | None = Non
         if GRID.fullmatch(str(source)) and not Path(source).is_file():
             return _grid_queries(str(source), domain)
         asked = _read(Path(source), domain.axes, 0, labels)
-        if asked is None:
-            raise ValueError(
-                "queries must be an .h5, .npz, .csv, .vtu or .nc file, or a grid such as 201x1024"
-            )
         check_queries(asked.positions, domain, asked.positions)
     return asked
 
@@ -132,8 +126,8 @@ def _grid_queries(text: str, domain: Domain) -> Given:
     return Given(domain.from_unit(unit[None]), grid=counts)
 
 
-def _read(path: Path, axes: int, channels: int, labels: Labels | None) -> Given | None:
-    """Observations of so many channels or, of none, queries; None where the ending is not known."""
+def _read(path: Path, axes: int, channels: int, labels: Labels | None) -> Given:
+    """Observations of so many channels or, of none, queries."""
     if path.suffix in (".h5", ".hdf5"):
         return _read_points(path, channels)
     if path.suffix == ".npz":
@@ -141,7 +135,9 @@ def _read(path: Path, axes: int, channels: int, labels: Labels | None) -> Given 
     if path.suffix == ".csv":
         return _read_csv(path, axes, channels)
     if path.suffix not in (".vtu", ".nc"):
-        return None
+        what = "observations" if channels else "queries"
+        grid = "" if channels else ", or a grid such as 201x1024"
+        raise ValueError(f"{what} must be an .h5, .npz, .csv, .vtu or .nc file{grid}")
     if labels is None:
         raise ValueError("only a run folder knows the names by which such a file is read")
     labels = labels if channels else replace(labels, values=())

@@ -23,7 +23,6 @@ from fst import pretrained
 from fst.commands.device import choose_device
 from fst.commands.evaluate import read_recipe
 from fst.commands.train import check_same_data, data_of_run
-from fst.data.samples import Samples
 from fst.evaluation.protocol import EvaluationSettings, measure, measuring, represented
 from fst.evaluation.rows import RESULTS, ROWS, Row, read_run
 from fst.evaluation.tables import error_table, group_table
@@ -90,7 +89,6 @@ def ship(
     path, chosen = data_of_run(recipe, run, data), choose_device(device)
     check_same_data(run, recipe.data, path)
     validation = recipe.data.load(path, chosen)[1].samples
-    assert isinstance(validation, Samples)
     model = Operator.from_pretrained(best.parent).to(chosen)
     stored = replace(settings.without_paper(), grids=(), neighbors=())
 

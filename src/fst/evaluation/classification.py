@@ -46,7 +46,7 @@ class ClassificationSettings(TestProtocol):
     pictures: int = 8
     """Test images kept with the results, for the figures."""
 
-    kind = Classifier
+    kind, of_images = Classifier, True
     shown = ("pictures", "paper_errors")
 
     def __post_init__(self) -> None:
@@ -57,9 +57,6 @@ class ClassificationSettings(TestProtocol):
             )
         if self.pictures < 0:
             raise ValueError(f"pictures must not be negative, got {self.pictures}")
-
-    def images_per_step(self, batch_size: int) -> int | None:
-        return batch_size
 
     def about_data(self, data: DataSource) -> dict[str, Any]:
         """How images are cut."""

@@ -211,9 +211,8 @@ def draw_points(
 def square_size(flat: Float[Array, "p 2"], plane: Plane) -> float:
     """The area of the squares that draw scattered points: large where the points leave room."""
     side = math.ceil(math.sqrt(max(len(flat), 1)))
-    taken = np.histogram2d(
-        flat[:, 0], flat[:, 1], bins=side, range=np.stack((plane.low, plane.high), axis=1)
-    )[0]
+    ends = np.stack((plane.low, plane.high), axis=1)
+    taken = np.histogram2d(flat[:, 0], flat[:, 1], bins=side, range=ends)[0]
     # Of as many bins as points, points at random take all but 1/e.
     spread = np.count_nonzero(taken) / (1 - 1 / math.e)
     return float(np.clip(AREA * plane.aspect / max(spread, 1), SMALLEST, LARGEST))

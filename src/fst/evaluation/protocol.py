@@ -86,6 +86,7 @@ class TestProtocol(ABC):
     """Of the models that are scored."""
     shown: ClassVar[tuple[str, ...]]
     """Settings of what is shown beside the errors, which they do not change."""
+    of_images: ClassVar[bool] = False
 
     @abstractmethod
     def score(
@@ -113,10 +114,6 @@ class TestProtocol(ABC):
     ) -> str:
         """A validation error in words, beside the trivial predictors on the same samples."""
         return f"Validation error: {error:.5f}."
-
-    def images_per_step(self, batch_size: int) -> int | None:
-        """How many images a training step takes; None where it takes none."""
-        return None
 
     def fingerprint(self, weights: bytes, data: DataSource) -> str:
         """Identifies the weights scored and what was asked of them, in a few characters."""
@@ -204,10 +201,6 @@ class EvaluationSettings(TestProtocol):
         rows = trivial_rows(split, whole, Origin("", "", "", ""), facts)
         words = compared(error, {row.model: row.error for row in rows}, METRICS[RELATIVE_L2])
         return f"Validation error: {error:.5f}{', ' * bool(words)}{words}."
-
-    @property
-    def starts_with_time(self) -> bool:
-        return self.view.axis_names[0].split()[0] in ("t", "time")
 
     def without_paper(self) -> Self:
         return replace(super().without_paper(), paper_groups=())
@@ -352,7 +345,8 @@ def trivial_rows(
     """Rows of the trivial predictors on the test grids of a run, to stand beside the run's own."""
     rows, settings = [], settings.without_paper()
     source = replace(origin, seed=None, training=None)
-    initial = bool(settings.grids) and settings.starts_with_time
+    timed = settings.view.axis_names[0].split()[0] in ("t", "time")
+    initial = bool(settings.grids) and timed
     for name, predictor in predictors(test, facts, initial=initial).items():
         with full_precision(), torch.inference_mode():
             found = measure(predictor, test.samples, settings, label=name, console=console)
@@ -451,9 +445,8 @@ def views_of(samples: Samples, settings: EvaluationSettings) -> list[Samples]:
     """The samples on each grid of the settings, or as they are stored where it names none."""
     if settings.grids and samples.grid_shape is None:
         raise EvaluationError("grids were given, but these test samples lie on no grid")
-    return [
-        samples if grid == samples.grid_shape else samples.on_grid(grid) for grid in settings.grids
-    ] or [samples]
+    own, grids = samples.grid_shape, settings.grids
+    return [samples if grid == own else samples.on_grid(grid) for grid in grids] or [samples]
 
 
 def row_batches(samples: Samples, settings: EvaluationSettings) -> Sequence[Int[Tensor, " b"]]:

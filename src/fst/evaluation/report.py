@@ -216,10 +216,9 @@ def notes(runs: Sequence[Run]) -> tuple[str, ...]:
     rows = [row for run in runs for row in run.rows]
     operators = [row for row in rows if row.metric == RELATIVE_L2]
     classifiers = [row for row in rows if row.metric != RELATIVE_L2]
-    quoted = any(
-        row.paper_error is not None or any(group.paper_error is not None for group in row.groups)
-        for row in operators
-    )
+    paper = [row.paper_error for row in operators]
+    paper += [group.paper_error for row in operators for group in row.groups]
+    quoted = any(error is not None for error in paper)
     # A user's own points lie on no grid; the solvers' data always do.
     generated = any(row.grid is not None for row in operators)
     pictured = [run.rows[0].metric != RELATIVE_L2 for run in runs if run.fields is not None]

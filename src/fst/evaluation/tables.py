@@ -113,7 +113,7 @@ def grid_table(rows: Iterable[Row]) -> Table:
     columns = {
         "Model": [row.model for row in first],
         "Run": [row.run for row in first],
-        "Parameters": [parameters(row.parameters) for row in first],
+        "Parameters": [shown(row.parameters or None) for row in first],
         measure.samples: [f"{row.samples:,}" for row in first],
     }
     for name in unique(row.column for row in rows):
@@ -177,7 +177,7 @@ def cost_table(rows: Iterable[Row]) -> Table:
         "Model": [row.model for row, _ in costs],
         "Run": [row.run for row, _ in costs],
         "Hardware": [cost.device for _, cost in costs],
-        "Parameters": [parameters(row.parameters) for row, _ in costs],
+        "Parameters": [shown(row.parameters or None) for row, _ in costs],
         "Steps": [f"{cost.steps:,}" for _, cost in costs],
         "Selected step": [shown(cost.selected_step) for _, cost in costs],
         "Time": [duration(cost.seconds) for _, cost in costs],
@@ -208,10 +208,6 @@ def full_grid(rows: Iterable[Row]) -> list[Row]:
 
 def unique(items: Iterable[Item]) -> list[Item]:
     return list(dict.fromkeys(items))
-
-
-def parameters(count: int) -> str:
-    return f"{count:,}" if count else NOTHING
 
 
 def shown(value: float | None, form: str = ",.0f") -> str:

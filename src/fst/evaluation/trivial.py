@@ -143,9 +143,8 @@ def predictors(
         found["mean of the training targets"] = partial(constant, values=facts.mean)
     if (channels := observed_targets(test)) is not None:
         found["mean of the observations"] = partial(observed_mean, channels=channels)
-        found["inverse-distance interpolation"] = partial(
-            inverse_distance, channels=channels, domain=domain
-        )
+        interpolation = partial(inverse_distance, channels=channels, domain=domain)
+        found["inverse-distance interpolation"] = interpolation
         if initial:
             found["initial condition held"] = held_initial
             found["mean of the initial condition"] = mean_initial

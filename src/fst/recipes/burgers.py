@@ -43,9 +43,7 @@ def _single(
         model=model,
         data=data,
         # Warm-up, division by ten at most twice, stop at the final rate.
-        training=TrainingSettings(
-            schedule=Plateau(), learning_rate=learning_rate, queries=queries, clip=None
-        ),
+        training=TrainingSettings(schedule=Plateau(), learning_rate=learning_rate, queries=queries),
         evaluation=EvaluationSettings(grids=grids, neighbors=neighbors, paper_errors=errors),
         paper_parameters=parameters,
         paper_error=errors[-1],
@@ -124,7 +122,6 @@ def _all(
             learning_rate=learning_rate,
             predictor_learning_rate=predictor_learning_rate,
             queries=None if whole_grid else 2_500,
-            clip=None,
             validate_every=5_000,
         ),
         evaluation=EvaluationSettings(

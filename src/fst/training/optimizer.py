@@ -475,12 +475,9 @@ def build_optimizer(model: Model, settings: TrainingSettings) -> Optimizer:
             for each, decay in ((decayed, settings.weight_decay), (others, 0.0)):
                 group = {"params": each, "matrices": by_muon, "weight_decay": decay, "name": name}
                 groups += [group | {"lr": rate, "base": rate}] if each else []
-    return Optimizer(
-        groups,
-        epsilon=settings.epsilon,
-        momentum=settings.momentum,
-        decoupled=settings.optimizer != "adam",
-    )
+    epsilon, momentum = settings.epsilon, settings.momentum
+    decoupled = settings.optimizer != "adam"
+    return Optimizer(groups, epsilon=epsilon, momentum=momentum, decoupled=decoupled)
 
 
 class Average:

@@ -89,12 +89,9 @@ class Batches:
         """The samples of the global batch of `step`, counted from 1, where they are planned."""
         size, total = self.settings.batch_size, len(self.samples)
         first, last = (step - 1) * size, step * size
-        parts = []
-        for epoch in count(first // total):
-            start = epoch * total
-            if start >= last:
-                break
-            parts.append(self._order(epoch)[max(first - start, 0) : last - start])
+        starts = range(first // total * total, last, total)  # of the epochs that it reaches into
+        orders = [(start, self._order(start // total)) for start in starts]
+        parts = [order[max(first - start, 0) : last - start] for start, order in orders]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def at(self, step: int) -> Iterator[Any]:
