@@ -53,7 +53,16 @@ def demo(out: Path, *, device: str | None = None, console: Console | None = None
     if (out / "recipe.json").is_file() and (name := read_recipe(out).name) != RECIPE:
         raise TrainingError(f"{out} holds a run of {name}, not of {RECIPE}: choose another folder")
     console.rule("1. Weights that ship")
-    _answer_at_once(out, console)
+    picture = out.with_name(f"{out.name}-at-once.png")  # a new run's folder must be empty
+    start = time.perf_counter()
+    [error] = draw_new_solutions(SHIPPED, picture).errors
+    console.print(
+        f"A new initial condition, ν = {VISCOSITY}, answered at {math.prod(SIZES):,} points by the "
+        f"weights {SHIPPED}: relative L2 error {error:.4f}. With the solver and the picture "
+        f"{picture} this took {time.perf_counter() - start:.1f} s.",
+        highlight=False,
+        soft_wrap=True,
+    )
     console.rule("2. Data and training")
     if choose_device(device).type == "cpu":
         torch.set_num_threads(1)  # its tensors are so small that a second thread makes it slower
@@ -68,17 +77,3 @@ def demo(out: Path, *, device: str | None = None, console: Console | None = None
     console.rule("4. Page")
     page = report([out], out / "report")
     console.print(f"Open {page} in a browser. The weights are in {out / 'best'}.")
-
-
-def _answer_at_once(out: Path, console: Console) -> None:
-    """What training for ten minutes on a GPU has learned, before anything is trained here."""
-    picture = out.with_name(f"{out.name}-at-once.png")  # a new run's folder must be empty
-    start = time.perf_counter()
-    [error] = draw_new_solutions(SHIPPED, picture).errors
-    console.print(
-        f"A new initial condition, ν = {VISCOSITY}, answered at {math.prod(SIZES):,} points by the "
-        f"weights {SHIPPED}: relative L2 error {error:.4f}. With the solver and the picture "
-        f"{picture} this took {time.perf_counter() - start:.1f} s.",
-        highlight=False,
-        soft_wrap=True,
-    )

@@ -228,8 +228,7 @@ def tell_error(recipe: Recipe, summary: Summary, splits: Splits, console: Consol
     error = summary.validation_errors.get("relative_l2", summary.validation_error)
     if console is None or error is None or not PartialState().is_main_process:
         return
-    samples = splits[0].samples, splits[1].samples
-    words = recipe.evaluation.beside_validation(error, *samples, recipe.data)
+    words = recipe.evaluation.beside_validation(error, splits, recipe.data)
     console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -117,10 +117,9 @@ def measure(
     device, draws = next(model.parameters()).device, point_draws(model, settings)
     parts = []
     with measuring(model), progress_bar(console) as progress:
-        total = -(-len(samples) // settings.batch_size)
-        description = f"testing {label}".strip()
-        batches = samples.in_order(torch.arange(len(samples)).split(settings.batch_size))
-        for batch in progress.track(batches, total=total, description=description):
+        rows = torch.arange(len(samples)).split(settings.batch_size)
+        batches, description = samples.in_order(rows), f"testing {label}".strip()
+        for batch in progress.track(batches, total=len(rows), description=description):
             scores = model(batch.images.to(device, non_blocking=True), draws)
             parts.append(top_errors(scores, batch.labels.to(device)).cpu())
     errors = torch.cat(parts)
@@ -201,7 +200,11 @@ def sample_image_fields(
         images = samples.batch(rows).images.to(device)
         draws = point_draws(model, settings)
         probabilities, guesses = model(images, draws).softmax(dim=-1).max(dim=-1)
-        anchors, length_scales = _anchors(model, images, draws)
+        anchors = length_scales = images.new_zeros(len(images), 0, 2)  # of models without anchors
+        if isinstance(model, ImageClassifier):
+            found = model.represent(images, draws).anchors
+            anchors = found.positions
+            length_scales = found.refinement_length_scales.expand_as(anchors)
     pictures = (images.permute(0, 2, 3, 1) * 255).round().clamp(0, 255).to(torch.uint8)
     labels = samples.labels.cpu()
     return ImageFields(
@@ -215,13 +218,3 @@ def sample_image_fields(
         anchors=anchors.float().cpu().numpy(),
         length_scales=length_scales.float().cpu().numpy(),
     )
-
-
-def _anchors(
-    model: Classifier, images: Float[Tensor, "n 3 h w"], draws: PointDraws | None
-) -> tuple[Float[Tensor, "n m 2"], Float[Tensor, "n m 2"]]:
-    """Anchors and refinement length scales; none for models without anchors."""
-    if not isinstance(model, ImageClassifier):
-        return images.new_zeros(len(images), 0, 2), images.new_zeros(len(images), 0, 2)
-    found = model.represent(images, draws).anchors
-    return found.positions, found.refinement_length_scales.expand_as(found.positions)

@@ -109,9 +109,7 @@ class TestProtocol(ABC):
         """The same settings without what only costs time in a comparison."""
         return self
 
-    def beside_validation(
-        self, error: float, training: Any, validation: Any, source: DataSource
-    ) -> str:
+    def beside_validation(self, error: float, splits: tuple[Any, Any], source: DataSource) -> str:
         """A validation error in words, beside the trivial predictors on the same samples."""
         return f"Validation error: {error:.5f}."
 
@@ -189,10 +187,9 @@ class EvaluationSettings(TestProtocol):
         rows += trivial_rows(test, self, origin, facts, console=console)
         return rows, sample_fields(model, test, self, origin, errors, over)
 
-    def beside_validation(
-        self, error: float, training: Any, validation: Any, source: DataSource
-    ) -> str:
+    def beside_validation(self, error: float, splits: tuple[Any, Any], source: DataSource) -> str:
         """The training targets give their mean; the validation grid is the samples' own."""
+        training, validation = (split.samples for split in splits)
         mean = training.statistics().output_mean.reshape(-1).expand(training.output_channels)
         facts = TrainingFacts(tuple(mean.tolist()), diffusion=source.diffusion)
         split = TestSplit(validation, values=source.value_names, targets=source.target_names)

@@ -58,14 +58,11 @@ def held(folder: Path) -> Iterator[None]:
         try:
             with file_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-                try:
-                    lock.acquire(timeout=PATIENCE, poll_interval=0.2)
-                except Timeout:
-                    raise TrainingError(
-                        f"another process is at work in {folder}; try again when it has ended"
-                    ) from None
-        except (TrainingError, FileError) as error:
+                lock.acquire(timeout=PATIENCE, poll_interval=0.2)
+        except FileError as error:
             problem = [str(error)]
+            if isinstance(error.__cause__, Timeout):
+                problem = [f"another process is at work in {folder}; try again when it has ended"]
     if PartialState._shared_state and PartialState().num_processes > 1:
         broadcast_object_list(problem)  # or the others would wait for the first in vain
     if problem[0]:
