@@ -23,7 +23,7 @@ from fst.data.image_samples import LabelledRows
 from fst.data.samples import Rows
 from fst.data.source import DataSource, TestSplit
 from fst.evaluation.fields import ImageFields, choose_rows
-from fst.evaluation.protocol import TestProtocol, check_test, make_row, measuring
+from fst.evaluation.protocol import Split, TestProtocol, check_test, make_row, measuring
 from fst.evaluation.rows import ACCURACIES, EvaluationError, Origin, Row, Scores, group_errors
 from fst.evaluation.trivial import TrainingFacts
 from fst.evaluation_points import PointDraws
@@ -63,12 +63,7 @@ class ClassificationSettings(TestProtocol):
         return {"data": {name: getattr(data, name) for name in ("image_size", "resize")}}
 
     def score(
-        self,
-        model: Any,
-        test: TestSplit[Any],
-        origin: Origin,
-        facts: TrainingFacts,
-        console: Console | None = None,
+        self, model: Any, test: Split, origin: Origin, facts: TrainingFacts, console: Console | None
     ) -> Scores:
         rows = evaluate(model, test, self, origin, console=console)
         fields = sample_image_fields(model, test, self, origin)
@@ -96,8 +91,7 @@ def evaluate(
     kept = samples.decoded_rows()
     errors, labels = errors[kept], samples.labels.cpu()[kept]
     groups = tuple(samples.class_names[label] for label in labels.tolist())
-    rows = []
-    paper = settings.paper_errors or (None,) * len(ACCURACIES)
+    rows, paper = [], settings.paper_errors or (None,) * len(ACCURACIES)
     for metric, column, quoted in zip(ACCURACIES, errors.T.tolist(), paper, strict=True):
         by_class = group_errors(column, groups, {})
         row = make_row(tuple(column), by_class, quoted, origin, parameter_count(model), device)
@@ -142,19 +136,8 @@ def trivial_rows(rows: Sequence[Row], facts: TrainingFacts) -> list[Row]:
     )
     right = sum(group.samples for group in groups if not group.error)
     errors = (0.0,) * right + (1.0,) * (row.samples - right)  # in the order of no image
-    return [
-        replace(
-            row,
-            model="most frequent class",
-            seed=None,
-            parameters=0,
-            training=None,
-            paper_error=None,
-            errors=errors,
-            error=fmean(errors),
-            groups=groups,
-        )
-    ]
+    row = replace(row, model="most frequent class", seed=None, parameters=0, training=None)
+    return [replace(row, paper_error=None, errors=errors, error=fmean(errors), groups=groups)]
 
 
 def point_draws(model: Classifier, settings: ClassificationSettings) -> PointDraws | None:

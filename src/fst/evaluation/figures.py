@@ -564,8 +564,7 @@ def histogram(rows: Sequence[Row]) -> Figure | None:
     found = [row for row in last_grid(rows) if not row.trivial and row.samples > 2]
     if not found:
         return None
-    figure, axes = new_figure(1, 1, width=6.4, row_height=2.7)
-    panel = axes[0, 0]
+    figure, [[panel]] = new_figure(1, 1, width=6.4, row_height=2.7)
     every = np.concatenate([np.asarray(row.errors) for row in found])
     low, high = max(every.min(), 1e-8), max(every.max(), 2e-8)
     edges = np.geomspace(0.98 * low, 1.02 * high, int(np.clip(np.sqrt(len(every)) * 2, 8, 40)))
@@ -621,8 +620,7 @@ def local_decoding(rows: Iterable[Row]) -> Figure | None:
     swept = [those for those in by_model(rows).values() if any(r.neighbors for r in those)]
     if not swept:
         return None
-    figure, axes = new_figure(1, 1, width=5.2, row_height=3.0)
-    panel = axes[0, 0]
+    figure, [[panel]] = new_figure(1, 1, width=5.2, row_height=3.0)
     counts: set[int] = set()
     for index, those in enumerate(swept):
         near = {row.neighbors: row.error for row in those if row.neighbors is not None}
@@ -649,8 +647,7 @@ def by_grid(rows: Iterable[Row]) -> Figure | None:
     models = [those for those in models if len(those) > 1]
     if not models:
         return None
-    figure, axes = new_figure(1, 1, width=5.2, row_height=2.7)
-    panel = axes[0, 0]
+    figure, [[panel]] = new_figure(1, 1, width=5.2, row_height=2.7)
     panel.set_xscale("log")
     lines = [
         (those[0][1].model, [points for points, _ in those], [row.error for _, row in those])
@@ -702,7 +699,7 @@ def _averaged(curve: Sequence[tuple[int, float]]) -> Float[Array, "2 k"]:
 
 @matplotlib.rc_context(STYLE)
 def guesses(fields: ImageFields) -> Figure:
-    """The images with their class, and the model's guess with its probability.
+    """The images with their class, the guess where it is another, and its probability.
 
     Of models with anchors these lie over the images, and below each row of images their length
     scales.
@@ -712,7 +709,12 @@ def guesses(fields: ImageFields) -> Figure:
     figure, axes = new_figure(deep * lines, COLUMNS, width=width, row_height=height)
     _blank(axes)
     for sample in range(len(fields)):
-        draw_picture(axes[deep * (sample // COLUMNS), sample % COLUMNS], fields, sample)
+        panel = axes[deep * (sample // COLUMNS), sample % COLUMNS]
+        panel.imshow(fields.pictures[sample], extent=(0, 1, 1, 0), interpolation="bilinear")
+        _frame_image(panel, fields)
+        guess, label = (str(names[sample]) for names in (fields.guesses, fields.labels))
+        other = "" if guess == label else f"\ntaken for {_shortened(guess)}"
+        panel.set_title(f"{_shortened(label)}{other} ({fields.probabilities[sample]:.2f})")
     if deep == 1:
         return figure
     sizes = np.sqrt(np.prod(fields.length_scales, axis=-1))
@@ -726,15 +728,6 @@ def guesses(fields: ImageFields) -> Figure:
     label, bar = "length scale ℓ in the unit square", ScalarMappable(scale, "viridis")
     figure.colorbar(bar, ax=list(axes.flat), label=label, pad=0.01, aspect=40)
     return figure
-
-
-def draw_picture(panel: Axes, fields: ImageFields, sample: int) -> None:
-    """An image; its title is the class, what it was taken for, and how sure the model was."""
-    panel.imshow(fields.pictures[sample], extent=(0, 1, 1, 0), interpolation="bilinear")
-    _frame_image(panel, fields)
-    guess, label = (str(names[sample]) for names in (fields.guesses, fields.labels))
-    other = "" if guess == label else f"\ntaken for {_shortened(guess)}"
-    panel.set_title(f"{_shortened(label)}{other} ({fields.probabilities[sample]:.2f})")
 
 
 def _shortened(text: str) -> str:

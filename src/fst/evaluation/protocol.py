@@ -69,6 +69,7 @@ from fst.terminal import printable, progress_bar
 from fst.types import Domain, check_fields
 from fst.version import __version__
 
+Split = TestSplit[Any]
 # Parts of each axis, by the number of axes, that errors off any grid are summed in.
 BINS = {1: 48, 2: 20, 3: 8}
 # The even grid on which a field is drawn where its queries lie on none.
@@ -90,12 +91,7 @@ class TestProtocol(ABC):
 
     @abstractmethod
     def score(
-        self,
-        model: Any,
-        test: TestSplit[Any],
-        origin: Origin,
-        facts: TrainingFacts,
-        console: Console | None = None,
+        self, model: Any, test: Split, origin: Origin, facts: TrainingFacts, console: Console | None
     ) -> Scores:
         """Rows of the model, then of the trivial predictors; and what the figures draw."""
 
@@ -174,12 +170,7 @@ class EvaluationSettings(TestProtocol):
                 raise ValueError(f"{name} must not repeat, got {getattr(self, name)}")
 
     def score(
-        self,
-        model: Any,
-        test: TestSplit[Any],
-        origin: Origin,
-        facts: TrainingFacts,
-        console: Console | None = None,
+        self, model: Any, test: Split, origin: Origin, facts: TrainingFacts, console: Console | None
     ) -> Scores:
         over = OverDomain(views_of(test.samples, self)[-1], self)
         rows = evaluate(model, test, self, origin, std=facts.std, over=over, console=console)

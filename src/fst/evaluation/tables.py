@@ -183,10 +183,7 @@ def cost_table(rows: Iterable[Row]) -> Table:
         "Time": [duration(cost.seconds) for _, cost in costs],
         "Steps/s": [f"{cost.steps_per_second:.1f}" for _, cost in costs],
         "Images/s": [shown(cost.images_per_second) for _, cost in costs],
-        "Peak memory": [
-            NOTHING if cost.peak_memory_gib is None else f"{cost.peak_memory_gib:.1f} GiB"
-            for _, cost in costs
-        ],
+        "Peak memory": [shown(cost.peak_memory_gib, ".1f", " GiB") for _, cost in costs],
     }
     return Table.of("Training cost", columns, words=3)
 
@@ -210,9 +207,9 @@ def unique(items: Iterable[Item]) -> list[Item]:
     return list(dict.fromkeys(items))
 
 
-def shown(value: float | None, form: str = ",.0f") -> str:
+def shown(value: float | None, form: str = ",.0f", unit: str = "") -> str:
     """A number in a format of Python's; a dash where there is none."""
-    return NOTHING if value is None else format(value, form)
+    return NOTHING if value is None else format(value, form) + unit
 
 
 def _with_paper(row: Row | None) -> str:

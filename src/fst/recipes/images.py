@@ -142,9 +142,7 @@ def imagenet_cnn_vit() -> Recipe:
 
 
 def _own(
-    paper_name: str,
-    model: ImageClassifierConfig | ViTConfig,
-    predictor_learning_rate: float | None = None,
+    paper_name: str, model: ImageClassifierConfig | ViTConfig, predictor_rate: float | None = None
 ) -> Recipe:
     return Recipe(
         name=f"own/images-{short_name(paper_name)}",
@@ -156,7 +154,7 @@ def _own(
         training=replace(
             TRAINING,
             schedule=WarmupCosine(warmup=500, maximum=MOST_STEPS),
-            predictor_learning_rate=predictor_learning_rate,
+            predictor_learning_rate=predictor_rate,
             validate_every=250,
             checkpoint_every=1_000,
         ),
@@ -167,7 +165,7 @@ def _own(
 def own_fst() -> Recipe:
     """FST on images of your own, in class folders or tar files."""
     model = ImageClassifierConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH)
-    return _own("FST", model, predictor_learning_rate=1e-5)
+    return _own("FST", model, predictor_rate=1e-5)
 
 
 def own_vit() -> Recipe:

@@ -103,8 +103,9 @@ class TimeBudget:
         return f"{Decimal(repr(self.seconds)).normalize():f}s"  # every digit, and no exponent
 
 
-# What one model may spend.
+# What one model may spend, and how it is made.
 Budget = StepBudget | TimeBudget
+Build = Callable[[], Model]
 
 
 def parse_budget(text: str) -> Budget:
@@ -220,12 +221,7 @@ class Plan:
 
 
 def make_plan(
-    budget: Budget,
-    build: Callable[[], Model],
-    settings: TrainingSettings,
-    splits: Splits,
-    *,
-    validate: bool = False,
+    budget: Budget, build: Build, settings: TrainingSettings, splits: Splits, validate: bool = False
 ) -> Plan:
     """Measure a scratch model, made by `build`; where it does not compile, as it is without."""
 
@@ -247,11 +243,7 @@ def make_plan(
 
 
 def fit_to_time(
-    seconds: float,
-    most_steps: float,
-    build: Callable[[], Model],
-    settings: TrainingSettings,
-    splits: Splits,
+    seconds: float, most_steps: float, build: Build, settings: TrainingSettings, splits: Splits
 ) -> tuple[TrainingSettings, Plan]:
     """Settings whose whole run takes about so long, measurement and validations included."""
     watch, whole = Stopwatch(), TimeBudget(seconds)
