@@ -336,13 +336,11 @@ def csv_table(header: Iterable[str], lines: Iterable[Iterable[object]]) -> bytes
 def _csv(arrays: Arrays, labels: PredictionLabels) -> bytes:
     predictions = arrays["predictions"]
     queries = np.broadcast_to(arrays["queries"], (*predictions.shape[:2], len(labels.axes)))
+    real = np.broadcast_to(arrays.get("mask", True), predictions.shape[:2])
     titles = map(str, (*labels.axes, *labels.targets))
     text = io.StringIO()
     for row, (where, found) in enumerate(zip(queries, predictions, strict=True)):
-        real = slice(None)
-        if "mask" in arrays:
-            real = arrays["mask"][row if len(arrays["mask"]) > 1 else 0]
-        lines = np.concatenate([where, found], axis=1)[real]
+        lines = np.concatenate([where, found], axis=1)[real[row]]
         np.savetxt(text, np.insert(lines, 0, row, axis=1), "%d" + ",%.9g" * lines.shape[1])
     return csv_table(["sample", *titles], ()) + text.getvalue().encode()
 

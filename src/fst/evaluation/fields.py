@@ -146,9 +146,8 @@ class ImageFields(SavedFields):
     """Files that the images came from."""
     labels: Shaped[Array, " n"]
     guesses: Shaped[Array, " n"]
-    """The most probable class, by name."""
+    """The most probable class of each, with its probability."""
     probabilities: Float[Array, " n"]
-    """Of the guesses."""
     pictures: UInt8[Array, "n h w 3"]
     anchors: Float[Array, "n m 2"]
     length_scales: Float[Array, "n m 2"]

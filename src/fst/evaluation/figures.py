@@ -28,6 +28,7 @@ from fst.evaluation.rows import Curves, Metric, Row
 from fst.evaluation.tables import by_model
 from fst.evaluation.tables import full_grid as last_grid
 
+Chosen = Sequence[int] | None  # samples; None: all
 STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 9.0,
@@ -245,10 +246,7 @@ def draw_anchors(panel: Axes, centers: Float[Array, "m 2"], size: float = 4.0) -
 
 @matplotlib.rc_context(STYLE)
 def solutions(
-    fields: Fields,
-    samples: Sequence[int] | None = None,
-    channel: int = 0,
-    normal: int | None = None,
+    fields: Fields, samples: Chosen = None, channel: int = 0, normal: int | None = None
 ) -> Figure:
     """Observations, reference, prediction and absolute error, one sample a row.
 
@@ -298,7 +296,7 @@ def solutions(
 
 
 @matplotlib.rc_context(STYLE)
-def curves(fields: Fields, samples: Sequence[int] | None = None, channel: int = 0) -> Figure:
+def curves(fields: Fields, samples: Chosen = None, channel: int = 0) -> Figure:
     """On one axis: observations, reference and prediction together, and absolute error."""
     samples = range(len(fields)) if samples is None else samples
     figure, axes = new_figure(len(samples), 2, width=WIDTH, row_height=2.1)
@@ -378,7 +376,7 @@ def profiles(runs: Sequence[tuple[str, Fields]], most: int = 4) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def anchors(fields: Fields, samples: Sequence[int] | None = None) -> Figure:
+def anchors(fields: Fields, samples: Chosen = None) -> Figure:
     """Anchors over the dense field (top) and their decoding length scales (bottom)."""
     samples = range(min(4, len(fields))) if samples is None else samples
     plane = Plane(fields, 0 if fields.axes == 3 else None)

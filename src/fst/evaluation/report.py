@@ -283,12 +283,9 @@ def pictures_written(folder: Path) -> set[str]:
 def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     # Names may hold dollar signs, which are no mathematics; powers of ten at ticks are.
-    ticks = [
-        label
-        for axes in figure.axes
-        for axis in (axes.xaxis, axes.yaxis)
-        for label in axis.get_ticklabels(which="both")
-    ]
+    ticks: list[Text] = []
+    for axes in figure.axes:
+        ticks += axes.get_xticklabels(which="both") + axes.get_yticklabels(which="both")
     for text in figure.findobj(Text):
         text.set_parse_math(text in ticks)
     # Without the version of the library, the same figure is the same file.

@@ -26,7 +26,6 @@ matrices at once.
 
 import copy
 import math
-import operator
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -296,8 +295,8 @@ class Update:
             segment.end = total
         numbers = [number for segment in self._segments for number in segment.numbers]
         self._parameters = [optimizer.parameters[number][1] for number in numbers]
-        self._given = [optimizer.parameters[number][1] for number in sorted(numbers)]
-        self._addresses = _addresses(self._given)
+        given = [optimizer.parameters[number][1] for number in sorted(numbers)]
+        self._known = [(id(parameter), parameter.data_ptr()) for parameter in given]
         self._targets = [target for segment in self._segments for target in segment.targets]
         of_muon = muon[-1].end if muon else 0
         self._muon, self._adam = slice(0, of_muon), slice(of_muon, total)
@@ -347,11 +346,7 @@ class Update:
 
     def fits(self, parameters: list[nn.Parameter]) -> bool:
         """Whether these are the parameters, in the same memory."""
-        return (
-            len(parameters) == len(self._given)
-            and all(map(operator.is_, parameters, self._given))
-            and _addresses(parameters) == self._addresses
-        )
+        return [(id(each), each.data_ptr()) for each in parameters] == self._known
 
     def step(
         self, limit: float, exchange: Exchange | None = None, *, record: bool
@@ -448,10 +443,6 @@ def _views(vector: Shaped[Tensor, " n"], shapes: Sequence[torch.Size]) -> list[T
     """The parts of a vector in these shapes."""
     parts = vector.split([shape.numel() for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def _addresses(parameters: Sequence[Tensor]) -> list[int]:
-    return [parameter.data_ptr() for parameter in parameters]
 
 
 def build_optimizer(model: Model, settings: TrainingSettings) -> Optimizer:
