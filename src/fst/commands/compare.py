@@ -228,10 +228,7 @@ def _fit(
 def _settle(
     out: Path, settings: dict[str, Any], recipes: dict[str, Recipe], asked: list[tuple[str, int]]
 ) -> list[tuple[str, int]]:
-    """Store what is to be done, or check it against what is stored.
-
-    Models and seeds may be added to a comparison; all of them are returned, by model.
-    """
+    """Store what is to be done, or check it; models and seeds may be added."""
     stored = jobs.read_settings(out, KIND) or settings
     jobs.require_same(out, {name: stored.get(name) for name in settings}, settings)
     folder = out / "recipes"

@@ -1,11 +1,8 @@
 """`fst predict`: a trained model answers queries about observations, or names what images show.
 
-Observations come as an fst point file (.h5), an .npz file with `positions` and `values` (and
-`condition`, `mask`), a .csv file of one sample, a mesh (.vtu) or a netCDF file (.nc) with the names
-that a run was trained with; queries in the same kinds of file, or as a grid over the model's
-domain, such as 201x1024. Images come as one file, a folder or a tar; they are cut
-as in the test of the run, and those that cannot be decoded are named and left out. Nothing is
-unpickled, and nothing is overwritten unasked.
+What files of observations and queries hold says `prediction_files`. Images come as one file, a
+folder or a tar; they are cut as in the test of the run, and those that cannot be decoded are named
+and left out. Nothing is unpickled, and nothing is overwritten unasked.
 """
 
 import sys
@@ -87,12 +84,7 @@ def predict(
     force: bool = False,
     console: Console | None = None,
 ) -> Prediction:
-    """Ask a trained model and write its answer to `out` (.npz, .h5, .csv, .vtu or .nc).
-
-    `run` is a run folder, a folder of `save_pretrained`, or hf://owner/name for the hub.
-    `neighbors` decodes from that many nearest anchors only. `condition` serves every sample of a
-    file that holds none. `device` is the GPU where there is one, unless it is given.
-    """
+    """Ask a trained model and write its answer to `out`; the command line explains the options."""
     check_output(out, FORMATS, force)
     check_neighbors(neighbors)
     model, known = load_model(run), run_labels(run)
@@ -173,11 +165,7 @@ def predict_images(
     force: bool = False,
     console: Console | None = None,
 ) -> Guesses:
-    """Ask a trained classifier about images and write its answers to `out` (.csv).
-
-    One line an image: the file, the most probable classes (five, or all where there are fewer),
-    and their probabilities. `run` is as for `predict`.
-    """
+    """Ask a classifier about images; one line each to `out` (.csv): the most probable classes."""
     check_output(out, (".csv",), force)
     files = open_images(images)
     model = load_any(run)

@@ -1,10 +1,10 @@
 """The files of `fst predict`: observations and queries that enter, predictions that leave.
 
-.npz files are read without unpickling; .csv files begin with a line that names their columns. Which
-axes, point data or variables of a mesh (.vtu) or a netCDF file (.nc) are those of a model, the
-labels of its run say by name. A prediction is written as .csv with one line a query, as .npz or .h5
-with all arrays, as .vtu with one mesh, or as .nc with a grid; with names and units where they are
-known.
+.npz files hold `positions` and `values` (and `condition`, `mask`), or `queries`; nothing in them is
+unpickled. .csv files hold one sample and begin with a line that names their columns. Which axes,
+point data or variables of a mesh (.vtu) or a netCDF file (.nc) are those of a model, the labels of
+its run say by name. A prediction is written as .csv with one line a query, as .npz or .h5 with all
+arrays, as .vtu with one mesh, or as .nc with a grid; with names and units where they are known.
 """
 
 import csv
@@ -85,11 +85,7 @@ class Prediction:
 def read_observations(
     path: Path, model: Operator, condition: tuple[float, ...], labels: Labels | None = None
 ) -> Given:
-    """The observations in a file, checked against the model.
-
-    `condition` serves every sample of a file that holds none. `labels` name what is the model's in
-    a mesh or a netCDF file.
-    """
+    """Observations, checked against the model; `condition` serves a file that holds none."""
     with blame(path):
         check_resolution(model.domain)
         given = _read(path, model.domain.axes, model.value_channels, labels)

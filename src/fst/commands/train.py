@@ -192,10 +192,7 @@ def resume(
     device: str | None = None,
     console: Console | None = None,
 ) -> Summary:
-    """Continue the run in `out` from its newest checkpoint, or from the one named.
-
-    `rate_factor` multiplies the learning rates from here on, and is kept for later starts.
-    """
+    """Continue a run; `rate_factor` multiplies the learning rates, of later starts as well."""
     chosen = choose_device(device)
     if rate_factor is not None and not 0 < rate_factor <= 1:
         raise TrainingError(f"rate_factor must be above 0 and at most 1, got {rate_factor}")

@@ -248,11 +248,7 @@ def draw_anchors(panel: Axes, centers: Float[Array, "m 2"], size: float = 4.0) -
 def solutions(
     fields: Fields, samples: Chosen = None, channel: int = 0, normal: int | None = None
 ) -> Figure:
-    """Observations, reference, prediction and absolute error, one sample a row.
-
-    Observations are left out where there are none, or where they have a picture of no use: on a
-    grid whose reference shows them.
-    """
+    """Observations, if any, reference, prediction and absolute error, one sample a row."""
     samples = range(len(fields)) if samples is None else samples
     if fields.axes == 3 and normal is None:
         normal = 0
@@ -326,10 +322,7 @@ def curves(fields: Fields, samples: Chosen = None, channel: int = 0) -> Figure:
 
 
 def sections(fields: Fields, sample: int) -> tuple[Array, Array, Array, Array] | None:
-    """Cuts of the first axis, the second axis, and reference and prediction there; on grids only.
-
-    Where no cuts were asked for they are a quarter, a half and three quarters of the first axis.
-    """
+    """Cuts of the first axis, the second axis, reference and prediction there; on grids only."""
     grid = full_grid(fields.points(sample)) if fields.axes == 2 else None
     if grid is None:
         return None
@@ -343,10 +336,7 @@ def sections(fields: Fields, sample: int) -> tuple[Array, Array, Array, Array] |
 
 @matplotlib.rc_context(STYLE)
 def profiles(runs: Sequence[tuple[str, Fields]], most: int = 4) -> Figure:
-    """Cuts through the prediction of each model (dashed) over the reference; colour says where.
-
-    Of at most so many samples that all models were asked for. Each row shares its limits.
-    """
+    """Cuts through predictions (dashed) over the reference, of at most so many common samples."""
     models = [fields for _, fields in runs]
     fields, rows = models[0], common_rows(models)[:most]
     width = min(WIDTH, 3.5 + 3.6 * len(models))
@@ -409,10 +399,7 @@ def anchors(fields: Fields, samples: Chosen = None) -> Figure:
 
 
 def dense_field(fields: Fields, sample: int) -> tuple[Float[Array, "p s"], Float[Array, " p"]]:
-    """The prediction on an even grid; where queries lie on a grid, there.
-
-    Far from any query, as outside a mesh, nothing is known and nothing is drawn.
-    """
+    """The prediction on an even grid, or at queries on a grid; masked far from any query."""
     points = fields.points(sample)
     if not fields.dense.shape[1]:
         return points, fields.answers(sample)[1][:, 0]
@@ -697,11 +684,7 @@ def _averaged(curve: Sequence[tuple[int, float]]) -> Float[Array, "2 k"]:
 
 @matplotlib.rc_context(STYLE)
 def guesses(fields: ImageFields) -> Figure:
-    """The images with their class, the guess where it is another, and its probability.
-
-    Of models with anchors these lie over the images, and below each row of images their length
-    scales.
-    """
+    """Images with class, guess and probability; where there are anchors, these and their scales."""
     lines, deep = -(-len(fields) // COLUMNS), 2 if fields.anchors.shape[1] else 1
     width, height = (9.8, 2.45) if deep == 2 else (9.2, 2.7)
     figure, axes = new_figure(deep * lines, COLUMNS, width=width, row_height=height)

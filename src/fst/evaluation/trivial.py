@@ -134,10 +134,7 @@ def linear_diffusion(
 def predictors(
     test: TestSplit[Samples], facts: TrainingFacts, *, initial: bool
 ) -> dict[str, Predictor]:
-    """By name, those that make sense for these data.
-
-    `initial` says that the first of two axes is time and the whole initial condition is observed.
-    """
+    """By name, those that make sense; `initial`: the first axis is time, u(0, x) is observed."""
     domain, found = test.samples.domain, dict[str, Callable[..., Tensor]]()
     if len(facts.mean) == test.samples.output_channels:
         found["mean of the training targets"] = partial(constant, values=facts.mean)

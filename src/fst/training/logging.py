@@ -57,10 +57,7 @@ class Reading:
 
 
 class Log:
-    """Averages what the trainer has read and passes it on.
-
-    Every process keeps one, so that all do the same; only the main one has metrics and a screen.
-    """
+    """Averages what the trainer has read; every process keeps one, so that all do the same."""
 
     def __init__(
         self, trainer: Trainer, metrics: "MetricsLog | None", progress: "Progress"

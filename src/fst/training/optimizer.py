@@ -270,10 +270,7 @@ class Optimizer:
 
 
 class Update:
-    """The step for the parameters that have a gradient, in memory that stays where it is.
-
-    It takes what it moves out of the optimiser's `state`, and holds it from then on.
-    """
+    """The step for parameters with a gradient, in fixed memory; takes them out of `state`."""
 
     def __init__(self, optimizer: Optimizer, state: dict[int, dict[str, Tensor]]) -> None:
         self._optimizer = optimizer

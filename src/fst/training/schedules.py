@@ -203,10 +203,7 @@ def _running_best(history: History) -> list[float]:
 def _stalled(
     step: int, history: History, window: int, improvement: float, since: int = 0
 ) -> str | None:
-    """The reason to stop if `step` was validated and the best error has improved by too little.
-
-    A window that begins before step `since` says nothing.
-    """
+    """Why to stop, if `step` was validated and improved too little in a window after `since`."""
     if not history or history[-1][0] != step:
         return None
     before = bisect_right(history, step - window, key=lambda check: check[0]) - 1
