@@ -301,9 +301,8 @@ def check_command(words: Sequence[str]) -> None:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether something was too large to be allocated; PyTorch says so in words alone."""
     words = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    )
+    said = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return said or isinstance(error, MemoryError)
 
 
 def exit_code(error: Exception) -> int | None:

@@ -100,9 +100,8 @@ def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console
     if choice is not None:
         reasons = choice.explain(options.recipe)
     untouched = short.steps is None and options.recipe.training.schedule == recipe.training.schedule
-    folders = [options.out]
-    if options.seeds > 1:
-        folders = [options.out / f"seed{number + 1}" for number in range(options.seeds)]
+    several = [options.out / f"seed{number + 1}" for number in range(options.seeds)]
+    folders = several if options.seeds > 1 else [options.out]
     for folder in folders:  # before the first is trained
         RunFolder.require_free(folder)
     for number, folder in enumerate(folders, start=1):

@@ -253,11 +253,9 @@ def load(recipe: Recipe, data: Path, device: torch.device, console: Console | No
     return recipe.data.load(data, device, augment=recipe.training.augment, console=voice)
 
 
-def check_same_data(
-    run: Path, source: DataSource, data: Path, training: Rows | None = None
-) -> None:
-    """Raise unless `data` hold the splits that a run was started with; `training` where loaded."""
-    found = ({} if training is None else training.describe()) | source.fingerprint(data)
+def check_same_data(run: Path, source: DataSource, data: Path, loaded: Rows | None = None) -> None:
+    """Raise unless `data` hold the splits of a run; `loaded` is its training split, if it is."""
+    found = ({} if loaded is None else loaded.describe()) | source.fingerprint(data)
     require_same_data(run, read_object(run / "run.json"), found, source=f" in {data}")
 
 

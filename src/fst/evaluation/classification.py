@@ -128,12 +128,10 @@ def measure(
 
 def trivial_rows(rows: Sequence[Row], facts: TrainingFacts) -> list[Row]:
     """Always the class that most training images have, scored as the model was (top-1)."""
-    if facts.frequent_class is None:
+    if (frequent := facts.frequent_class) is None:
         return []
     row = next(row for row in rows if row.metric == "top1_error")
-    groups = tuple(
-        replace(group, error=float(group.name != facts.frequent_class)) for group in row.groups
-    )
+    groups = tuple(replace(each, error=float(each.name != frequent)) for each in row.groups)
     right = sum(group.samples for group in groups if not group.error)
     errors = (0.0,) * right + (1.0,) * (row.samples - right)  # in the order of no image
     row = replace(row, model="most frequent class", seed=None, parameters=0, training=None)

@@ -59,7 +59,6 @@ class Result:
     seed: int
     status: Literal["done", "failed", "waiting"]
     run: str
-    """The name of its run folder."""
     learning_rate: float
     predictor_learning_rate: float | None
     parameters: int | None = None
@@ -73,7 +72,6 @@ class Result:
     steps_per_second: float | None = None
     """Of the updates once the run is under way."""
     images_per_second: float | None = None
-    """Likewise, for classifiers."""
     starts: int | None = None
     """How often it was started: once, and again whenever it was resumed."""
     peak_memory_gib: float | None = None

@@ -29,6 +29,7 @@ from fst.evaluation.tables import by_model
 from fst.evaluation.tables import full_grid as last_grid
 
 Chosen = Sequence[int] | None  # samples; None: all
+InPlane = Float[Array, "m 2"]
 STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 9.0,
@@ -220,11 +221,7 @@ def square_size(flat: Float[Array, "p 2"], plane: Plane) -> float:
 
 
 def draw_ellipses(
-    panel: Axes,
-    centers: Float[Array, "m 2"],
-    lengths: Float[Array, "m 2"],
-    sizes: Float[Array, " m"],
-    scale: Normalize,
+    panel: Axes, centers: InPlane, lengths: InPlane, sizes: Float[Array, " m"], scale: Normalize
 ) -> None:
     """One soft ellipse an anchor: nested transparent ones that add up towards the middle."""
     colors = matplotlib.colormaps["viridis"](scale(sizes))
@@ -238,7 +235,7 @@ def draw_ellipses(
         panel.add_collection(EllipseCollection(across, up, angles, units="xy", **where, **looks))
 
 
-def draw_anchors(panel: Axes, centers: Float[Array, "m 2"], size: float = 4.0) -> None:
+def draw_anchors(panel: Axes, centers: InPlane, size: float = 4.0) -> None:
     # A white rim keeps the dots apart from dark parts of the picture.
     rim: dict[str, Any] = {"edgecolors": "white", "lw": 0.3, "zorder": 3, "clip_on": False}
     panel.scatter(centers[:, 0], centers[:, 1], s=size, c="black", **rim)
@@ -624,20 +621,17 @@ def local_decoding(rows: Iterable[Row]) -> Figure | None:
 @matplotlib.rc_context(STYLE)
 def by_grid(rows: Iterable[Row]) -> Figure | None:
     """Error by test grid; None with fewer than two grids."""
-    models = [
-        [(math.prod(row.grid), row) for row in those if row.neighbors is None and row.grid]
-        for those in by_model(rows).values()
-        if not those[0].trivial
-    ]
+    shown = by_model(row for row in rows if row.neighbors is None and not row.trivial)
+    models = [[(math.prod(row.grid), row) for row in those if row.grid] for those in shown.values()]
     models = [those for those in models if len(those) > 1]
     if not models:
         return None
     figure, [[panel]] = new_figure(1, 1, width=5.2, row_height=2.7)
     panel.set_xscale("log")
-    lines = [
-        (those[0][1].model, [points for points, _ in those], [row.error for _, row in those])
-        for those in models
-    ]
+    lines = []
+    for those in models:
+        points, found = zip(*those, strict=True)
+        lines.append((found[0].model, points, [row.error for row in found]))
     chart(panel, lines, xlabel="test grid", ylabel="mean relative L2 error")
     grids = {points: row.column for those in models for points, row in those}
     panel.set_xticks(list(grids), list(grids.values()), rotation=20)

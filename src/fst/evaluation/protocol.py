@@ -28,6 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fst.base import Model, parameter_count
 from fst.data.samples import Batch, Samples
 from fst.data.source import DataSource, TestSplit
+from fst.evaluation import trivial
 from fst.evaluation.fields import (
     PICTURE,
     Array,
@@ -50,14 +51,7 @@ from fst.evaluation.rows import (
     group_errors,
     shortened,
 )
-from fst.evaluation.trivial import (
-    Answers,
-    Predictor,
-    TrainingFacts,
-    compared,
-    observed_targets,
-    predictors,
-)
+from fst.evaluation.trivial import Answers, Predictor, Queries, TrainingFacts, Values
 from fst.evaluation_points import PointDraws
 from fst.field import Field
 from fst.kernels import fuse, fused, unfuse
@@ -187,7 +181,8 @@ class EvaluationSettings(TestProtocol):
         grids = (validation.grid_shape,) if self.grids else ()
         whole = replace(self.without_paper(), grids=grids, neighbors=())
         rows = trivial_rows(split, whole, Origin("", "", "", ""), facts)
-        words = compared(error, {row.model: row.error for row in rows}, METRICS[RELATIVE_L2])
+        beside = {row.model: row.error for row in rows}
+        words = trivial.compared(error, beside, METRICS[RELATIVE_L2])
         return f"Validation error: {error:.5f}{', ' * bool(words)}{words}."
 
     def without_paper(self) -> Self:
@@ -335,7 +330,7 @@ def trivial_rows(
     source = replace(origin, seed=None, training=None)
     timed = settings.view.axis_names[0].split()[0] in ("t", "time")
     initial = bool(settings.grids) and timed
-    for name, predictor in predictors(test, facts, initial=initial).items():
+    for name, predictor in trivial.predictors(test, facts, initial=initial).items():
         with full_precision(), torch.inference_mode():
             found = measure(predictor, test.samples, settings, label=name, console=console)
         rows += make_rows(found, test, settings, replace(source, model=name), 0, facts.std)
@@ -490,7 +485,7 @@ def sample_fields(
             triangles.append(np.insert(cells, 0, index, axis=1))
     # Channels without names of their own that are the targets' are drawn as what they are.
     shared = {name for name, _ in test.targets} & {name for name, _ in test.values}
-    values = test.values if shared or observed_targets(test) is None else test.targets
+    values = test.values if shared or trivial.observed_targets(test) is None else test.targets
     axis_names = [(name, "") for name in settings.view.axis_names] if settings.grids else ()
     return Fields(
         **parts
@@ -586,9 +581,7 @@ def device_name(device: torch.device) -> str:
     return f"{device.type.upper()} {platform.machine()}"
 
 
-def answer(
-    output: Answers, queries: Float[Tensor, "b q s"], neighbors: int | None
-) -> Float[Tensor, "b q c"]:
+def answer(output: Answers, queries: Queries, neighbors: int | None) -> Values:
     """Values at queries; only a field has neighbours to choose from."""
     return output(queries, neighbors) if isinstance(output, Field) else output(queries)
 

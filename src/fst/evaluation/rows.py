@@ -21,6 +21,7 @@ from fst.io import parse_json, read_object, write_list
 from fst.metrics import in_words
 from fst.pretrained import PretrainedError, from_json, to_json
 from fst.terminal import one_line
+from fst.training.schedules import History
 
 NOTHING = "–"
 Grid = tuple[int, ...] | None
@@ -126,7 +127,6 @@ class TrainingCost:
     selected_step: int | None = None
     peak_memory_gib: float | None = None
     images_per_second: float | None = None
-    """Of training; for classifiers."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class Origin:
 class Curves:
     """The course of a training run: (step, value) pairs, possibly none."""
 
-    loss: tuple[tuple[int, float], ...] = ()
-    validation: tuple[tuple[int, float], ...] = ()
+    loss: History = ()
+    validation: History = ()
     measure: str | None = None
     """What was minimised and validated by, where it is not the measure of the test."""
 
@@ -383,9 +383,7 @@ def _measure(entries: Sequence[dict[str, Any]]) -> str | None:
     return None
 
 
-def _by_step(
-    entries: Sequence[dict[str, Any]], kind: str, name: str
-) -> tuple[tuple[int, float], ...]:
+def _by_step(entries: Sequence[dict[str, Any]], kind: str, name: str) -> History:
     """A number of the log lines of one kind; lines without it are skipped."""
     found = []
     for entry in entries:

@@ -24,6 +24,7 @@ from fst.kernels import fuse
 from fst.metrics import relative_l2
 from fst.operators import Operator, Output
 
+ANCHOR_PARTS = ("positions", "length_scales")
 _QUERIES_AT_ONCE = 2**14  # between two looks whether anybody still waits
 
 
@@ -78,13 +79,17 @@ class Explorer:
                 ours = self._decoded(output, known.queries, neighbors, proceed)[None]
                 truth = known.targets
         decoded = perf_counter()
+        anchors = None
+        if isinstance(output, Field):
+            unit = output.unit_anchors
+            anchors = {name: packed(getattr(unit, name)[0]) for name in ANCHOR_PARTS}
         return {
             "grid": self.problem.grids[level],
             "level": level,
             "prediction": packed(prediction),
             "reference": packed(reference),
             "error": relative_l2(ours, truth).item(),
-            "anchors": anchors_of(output),
+            "anchors": anchors,
             "seconds": {
                 "reference": solved - start,
                 "refine": refined - solved,
@@ -129,14 +134,6 @@ class Explorer:
         if not bool(prediction.isfinite().all()):
             raise ValueError("the model's prediction is NaN or infinite")
         return prediction  # q c
-
-
-def anchors_of(output: Output) -> dict[str, str] | None:
-    """Anchors in the unit box, for models that have them."""
-    if not isinstance(output, Field):
-        return None
-    found = output.unit_anchors
-    return {name: packed(getattr(found, name)[0]) for name in ("positions", "length_scales")}
 
 
 def packed(values: Tensor) -> str:

@@ -93,7 +93,6 @@ class Problem(ABC):
 
     def targets(self, given: Given) -> Batch | None:
         """Where the truth is known, if that is not on the grids."""
-        del given
         return None
 
     def queries(self) -> Float[Tensor, "1 q 2"]:

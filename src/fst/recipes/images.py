@@ -56,9 +56,8 @@ FALLING = Stages(
     maximum=600_456,
 )
 # Warm-up, then a drop to 5 % and a cosine to 0.25 %.
-DROPPING = replace(
-    FALLING, stages=(Stage(25_023, 0.0, 1.0), Stage(500_000, 0.05, 0.0025, "cosine"))
-)
+DROP = (Stage(25_023, 0.0, 1.0), Stage(500_000, 0.05, 0.0025, "cosine"))
+DROPPING = replace(FALLING, stages=DROP)
 TRAINING = TrainingSettings(
     objective=CrossEntropy(label_smoothing=0.1),
     learning_rate=1e-3,

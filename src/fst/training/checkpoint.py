@@ -161,9 +161,8 @@ def _offer(folder: Path) -> str:
 
 
 def _pack(tensors: dict[str, Tensor]) -> bytes:
-    return safetensors.torch.save(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    )
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return safetensors.torch.save(plain)
 
 
 def _unpack(path: Path, data: bytes) -> dict[str, Tensor]:

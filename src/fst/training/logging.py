@@ -56,56 +56,6 @@ class Reading:
     steps_per_second: float
 
 
-class Log:
-    """Averages what the trainer has read; every process keeps one, so that all do the same."""
-
-    def __init__(
-        self, trainer: Trainer, metrics: "MetricsLog | None", progress: "Progress"
-    ) -> None:
-        self.trainer, self.metrics, self.progress = trainer, metrics, progress
-        self._logged_step = trainer.state.step
-        self._logged_seconds = trainer.state.training_seconds
-        self.reading = Reading(self._logged_step, float("nan"), 0.0, 0.0)
-
-    def read(self) -> None:
-        """Take up the losses read since the last log line."""
-        state = self.trainer.state
-        if not state.pending:
-            return
-        seconds = state.training_seconds - self._logged_seconds
-        self.reading = Reading(
-            step=state.step,
-            loss=self._mean(0),
-            learning_rate=self.trainer.optimizer.param_groups[0]["lr"],
-            steps_per_second=(state.step - self._logged_step) / max(seconds, 1e-9),
-        )
-
-    def log(self) -> None:
-        """Write the means over the steps since the last log line, and begin anew."""
-        reading, state = self.reading, self.trainer.state
-        if self.metrics is not None:
-            values = {
-                "loss": reading.loss,
-                "gradient_norm": self._mean(1),
-                "learning_rate": reading.learning_rate,
-                "steps_per_second": reading.steps_per_second,
-                "seconds": state.training_seconds + state.other_seconds,
-            }
-            self.metrics.add("training", state.step, values)
-        state.pending.clear()
-        self._logged_step, self._logged_seconds = state.step, state.training_seconds
-
-    def validated(self) -> None:
-        state = self.trainer.state
-        if self.metrics is not None and state.best is not None:
-            (step, error), (_, best) = state.history[-1], state.best
-            self.metrics.add("validation", step, {"error": error, "best": best} | state.errors)
-
-    def _mean(self, column: int) -> float:
-        pending = self.trainer.state.pending
-        return sum(pair[column] for pair in pending) / len(pending)
-
-
 class MetricsLog:
     """Where the main process writes; the other processes have none."""
 
@@ -258,3 +208,51 @@ class Progress:
             seconds = (self.last_step - reading.step) / reading.steps_per_second
             parts.append(f"at most {duration(seconds)} left")
         return ", ".join(parts)
+
+
+class Log:
+    """Averages what the trainer has read; every process keeps one, so that all do the same."""
+
+    def __init__(self, trainer: Trainer, metrics: MetricsLog | None, progress: Progress) -> None:
+        self.trainer, self.metrics, self.progress = trainer, metrics, progress
+        self._logged_step = trainer.state.step
+        self._logged_seconds = trainer.state.training_seconds
+        self.reading = Reading(self._logged_step, float("nan"), 0.0, 0.0)
+
+    def read(self) -> None:
+        """Take up the losses read since the last log line."""
+        state = self.trainer.state
+        if not state.pending:
+            return
+        seconds = state.training_seconds - self._logged_seconds
+        self.reading = Reading(
+            step=state.step,
+            loss=self._mean(0),
+            learning_rate=self.trainer.optimizer.param_groups[0]["lr"],
+            steps_per_second=(state.step - self._logged_step) / max(seconds, 1e-9),
+        )
+
+    def log(self) -> None:
+        """Write the means over the steps since the last log line, and begin anew."""
+        reading, state = self.reading, self.trainer.state
+        if self.metrics is not None:
+            values = {
+                "loss": reading.loss,
+                "gradient_norm": self._mean(1),
+                "learning_rate": reading.learning_rate,
+                "steps_per_second": reading.steps_per_second,
+                "seconds": state.training_seconds + state.other_seconds,
+            }
+            self.metrics.add("training", state.step, values)
+        state.pending.clear()
+        self._logged_step, self._logged_seconds = state.step, state.training_seconds
+
+    def validated(self) -> None:
+        state = self.trainer.state
+        if self.metrics is not None and state.best is not None:
+            (step, error), (_, best) = state.history[-1], state.best
+            self.metrics.add("validation", step, {"error": error, "best": best} | state.errors)
+
+    def _mean(self, column: int) -> float:
+        pending = self.trainer.state.pending
+        return sum(pair[column] for pair in pending) / len(pending)

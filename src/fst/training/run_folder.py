@@ -18,7 +18,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -223,12 +223,10 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"fst": __version__}
+    found: dict[str, str | None] = {"fst": __version__} | dict.fromkeys(PACKAGES)
     for name in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
     found["torch"] = torch.__version__  # with its build, which the package metadata may leave out
     return found
 

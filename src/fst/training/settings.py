@@ -26,6 +26,7 @@ from fst.training.errors import TrainingError
 from fst.training.schedules import Plateau, Stages, WarmupCosine
 from fst.types import check_fields
 
+Values = Float[Tensor, "b q c"]
 Draws = PointDraws | None
 """The evaluation points of a batch, for models that take them at random."""
 # What an optimiser makes of larger ones does not fit into float32.
@@ -114,17 +115,15 @@ class RelativeL2(Objective):
             except ValueError as error:
                 raise TrainingError(f"the model does not fit the data: {error}") from None
 
-    def predict(self, model: Operator, batch: Batch, draws: Draws) -> Float[Tensor, "b q c"]:
+    def predict(self, model: Operator, batch: Batch, draws: Draws) -> Values:
         return model.represent(batch.observations, draws).decode(batch.queries)
 
-    def losses(
-        self, model: Operator, prediction: Float[Tensor, "b q c"], batch: Batch
-    ) -> Float[Tensor, " b"]:
+    def losses(self, model: Operator, prediction: Values, batch: Batch) -> Float[Tensor, " b"]:
         measure = squared_relative_l2 if self.scale == "relative" else mean_square
         ours, theirs = self._scaled(model, prediction), self._scaled(model, batch.targets)
         return measure(ours, theirs, batch.mask)
 
-    def _scaled(self, model: Operator, values: Float[Tensor, "b q c"]) -> Float[Tensor, "b q c"]:
+    def _scaled(self, model: Operator, values: Values) -> Values:
         if self.channels == "standardized":
             values = model.standardize_outputs(values)
         if self.weights:

@@ -189,9 +189,8 @@ class Trainer:
         self.processes: int = accelerator.num_processes
         for samples in (training, validation):
             self.objective.check(model, samples)
-        self.batches = Batches(
-            training.to(self.device), settings, accelerator.process_index, self.processes
-        )
+        share = accelerator.process_index, self.processes
+        self.batches = Batches(training.to(self.device), settings, *share)
         if len(validation) == 0:
             raise TrainingError("the validation split holds no samples")
         self.validation = validation.to(self.device)
