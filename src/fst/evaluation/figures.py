@@ -577,21 +577,20 @@ def viscosity(rows: Iterable[Row]) -> Figure | None:
     fst, fno = (dict(models).get(name, {}) for name in ("FST", "FNO"))
     both = bool(fst) and list(fst) == list(fno)
     figure, axes = new_figure(1, 2 if both else 1, width=8.0, row_height=2.9)
+    across, title = range(len(names)), "test error of each viscosity"
     lines = [
-        (model, range(len(names)), [errors.get(name, math.nan) for name in names])
-        for model, errors in models
+        (model, across, [each.get(name, math.nan) for name in names]) for model, each in models
     ]
-    title = "test error of each viscosity"
     chart(axes[0, 0], lines, ylabel="mean relative L2 error", title=title)
     if both:
         change = [100 * (fst[name] - fno[name]) / fno[name] for name in names]
         colors = [PALETTE[0] if value < 0 else PALETTE[1] for value in change]
-        axes[0, 1].bar(range(len(names)), change, color=colors, width=0.7)
+        axes[0, 1].bar(across, change, color=colors, width=0.7)
         axes[0, 1].axhline(0, color="black", linewidth=0.8)
         title = "100 (FST − FNO) / FNO; below zero FST is better"
         axes[0, 1].set(ylabel="error of FST over FNO's (%)", title=title)
     for panel in axes[0]:
-        panel.set_xticks(range(len(names)), names, rotation=45)
+        panel.set_xticks(across, names, rotation=45)
         panel.set_xlabel("viscosity ν")
     return figure
 

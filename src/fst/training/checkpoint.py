@@ -52,10 +52,8 @@ def save(checkpoint: Checkpoint, parent: Path, step: int, recipe: dict[str, Any]
     try:
         for name, data in files.items():
             write_synced(partial / name, data)
-        entries = {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for name, data in files.items()
-        }
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        entries = {name: {"bytes": len(files[name]), "sha256": digests[name]} for name in files}
         manifest = json_text({"format": 1, "step": step, "files": entries})
         write_synced(partial / MANIFEST, manifest.encode())
         sync(partial)
