@@ -200,7 +200,7 @@ def _fit(
     *,
     named: bool,
 ) -> tuple[dict[str, Recipe], dict[str, int], dict[str, str]]:
-    """Recipes fitted to the data, parameters, and why others are left out, which nobody `named`."""
+    """Recipes fitted to the data, their parameters, and why models nobody `named` are left out."""
     wanted = terms.changes_by_model(changes, recipes)
     fitted, counts, left_out = {}, {}, {}
     for model, asked in recipes.items():
