@@ -26,15 +26,10 @@ USER_ERROR, INTERRUPTED = 2, 130
 COMMANDS: list[str] = []
 Function = Callable[..., None]
 Device = Annotated[str | None, arg(help="cpu or cuda; a GPU where there is one.")]
-Moved = Annotated[
-    Path | None, arg(help="The data, where they are no longer where the run was trained.")
-]
-Data = Annotated[
-    Path | None,
-    arg(
-        help="Data folder, or your own file; ./data/... when not given, and made there if missing."
-    ),
-]
+ELSEWHERE = "The data, where they are no longer where the run was trained."
+Moved = Annotated[Path | None, arg(help=ELSEWHERE)]
+MADE = "Data folder, or your own file; ./data/... when not given, and made there if missing."
+Data = Annotated[Path | None, arg(help=MADE)]
 
 app = SubcommandApp()
 data_app = SubcommandApp()
@@ -48,9 +43,8 @@ def command(work: str) -> Callable[[Function], Function]:
     def register(described: Function) -> Function:
         @functools.wraps(described)
         def call(*words: Any, **options: Any) -> None:
-            getattr(import_module(f"fst.commands.{module}"), name)(
-                *words, **options, console=console
-            )
+            function = getattr(import_module(f"fst.commands.{module}"), name)
+            function(*words, **options, console=console)
 
         return listed(call)
 
@@ -58,7 +52,6 @@ def command(work: str) -> Callable[[Function], Function]:
 
 
 def listed(function: Function) -> Function:
-    """Make a function a command of its name."""
     COMMANDS.append(function.__name__)
     app.command(function)
     return function
@@ -105,14 +98,8 @@ def train(
         raise ValueError("name a recipe (fst train RECIPE --out DIR) or --resume DIR")
     from fst.commands.train import resume as go_on
 
-    go_on(
-        resume,
-        checkpoint=checkpoint,
-        rate_factor=rate_factor,
-        data=data,
-        device=device,
-        console=console,
-    )
+    given: dict[str, Any] = {"checkpoint": checkpoint, "rate_factor": rate_factor}
+    go_on(resume, **given, data=data, device=device, console=console)
 
 
 @command("evaluate.evaluate")
@@ -314,9 +301,8 @@ def check_command(words: Sequence[str]) -> None:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether something was too large to be allocated; PyTorch says so in words alone."""
     words = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    )
+    said = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return said or isinstance(error, MemoryError)
 
 
 def exit_code(error: Exception) -> int | None:

@@ -34,7 +34,7 @@ RELATIVE = METRICS["relative_l2"]
 @pytest.fixture(scope="module")
 def fields():
     facts = TrainingFacts((0.1,), (1.0,))
-    return SETTINGS.score(some_model(), some_test(), SCORED, facts)[1]
+    return SETTINGS.score(some_model(), some_test(), SCORED, facts, None)[1]
 
 
 @pytest.fixture(scope="module")

@@ -219,7 +219,7 @@ def test_a_table_by_class():
 def test_the_most_frequent_class_stands_beside_a_model():
     images, model = some_images(), Memory(torch.randn(11, len(CLASSES)))
     facts = TrainingFacts(frequent_class="b")
-    rows, _ = SETTINGS.score(model, TestSplit(images), SCORED, facts)
+    rows, _ = SETTINGS.score(model, TestSplit(images), SCORED, facts, None)
     trivial = rows[-1]
     assert (trivial.model, trivial.trivial, trivial.metric) == (
         *("most frequent class", True), "top1_error"

@@ -73,7 +73,7 @@ def score(folder, model, name, **changes):
 
     def compute():
         facts = TrainingFacts((0.1,), (1.2,))
-        return settings.score(model, test, origin, facts)
+        return settings.score(model, test, origin, facts, None)
 
     rows = score_once(folder / RESULTS, name, compute)
     lines = [{"kind": "training", "step": step, "loss": 1 / step} for step in (10, 20, 30)]

@@ -10,10 +10,15 @@ from rich.console import Console
 from evaluation_fakes import SETTINGS, made_row, some_points, some_test
 from fst.commands.evaluate import described_facts, show
 from fst.data import BurgersData, DarcyData
+from fst.data.source import TrainingSplit, ValidationSplit
 from fst.evaluation.classification import ClassificationSettings
 from fst.evaluation.protocol import EvaluationSettings, trivial_rows
 from fst.evaluation.rows import RESULTS, ROWS, ChannelError, Origin, write_rows
 from fst.evaluation.trivial import TrainingFacts
+
+
+def splits_of(samples):
+    return TrainingSplit(samples), ValidationSplit(samples)
 
 
 def test_a_validation_error_stands_beside_the_best_trivial_predictor():
@@ -23,17 +28,17 @@ def test_a_validation_error_stands_beside_the_best_trivial_predictor():
     rows = trivial_rows(some_test(), whole, Origin("", "", "", ""), facts)
     best = min(rows, key=lambda row: row.error)
     settings = replace(SETTINGS, paper_errors=(0.1, 0.2), neighbors=(1,))
-    words = settings.beside_validation(best.error / 4, samples, samples, data)
+    words = settings.beside_validation(best.error / 4, splits_of(samples), data)
     assert words.startswith(f"Validation error: {best.error / 4:.5f}, 4.0 times lower than")
     assert f"{best.model} ({best.error:.5f})" in words
-    assert "no better than" in SETTINGS.beside_validation(2.0, samples, samples, data)
+    assert "no better than" in SETTINGS.beside_validation(2.0, splits_of(samples), data)
 
 
 def test_another_quantity_is_not_interpolated():
     samples = some_points().samples
-    words = EvaluationSettings(grids=()).beside_validation(9.0, samples, samples, DarcyData())
+    words = EvaluationSettings(grids=()).beside_validation(9.0, splits_of(samples), DarcyData())
     assert "mean of the training targets" in words
-    assert ClassificationSettings().beside_validation(0.25, None, None, DarcyData()) == (
+    assert ClassificationSettings().beside_validation(0.25, (None, None), DarcyData()) == (
         "Validation error: 0.25000."
     )
 

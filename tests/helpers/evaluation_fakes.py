@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from fst.data.point_samples import PointSamples, Ragged
 from fst.data.samples import BurgersSamples, boundary_observation_indices, index_coordinates
 from fst.data.source import TestSplit
 from fst.evaluation.protocol import EvaluationSettings, evaluate
-from fst.evaluation.rows import GroupError, Origin, Row, TrainingCost, mean
+from fst.evaluation.rows import GroupError, Origin, Row, TrainingCost
 from fst.evaluation_points import PointDraws
 from fst.model import FunctionSpaceTransformer
 from fst.operators import Operator, Output
@@ -94,7 +95,7 @@ def made_row(**changes: Any) -> Row:
         "grid": (201, 1024),
         "neighbors": None,
         "samples": len(errors),
-        "error": mean(errors),
+        "error": fmean(errors),
         "paper_error": None,
         "errors": errors,
         "groups": (),

@@ -201,7 +201,7 @@ def test_a_writer_whose_folder_is_gone_is_quiet(tmp_path, monkeypatch):
             if gone:
                 shutil.rmtree(folder.path)
             else:
-                folder.tensorboard.mkdir()
+                (folder.path / "tensorboard").mkdir()
             for error in (FileNotFoundError("events"), KeyError("other")):
                 thread = threading.Thread(target=fail, args=(error,))
                 thread.start()

@@ -51,7 +51,8 @@ def test_singular_values_become_about_one():
 @pytest.mark.parametrize(("worth", "alignment"), [(0, 1), (0, 16), (10**6, 1), (10**9, 16)])
 def test_stacks_give_what_each_matrix_gives_alone(worth: int, alignment: int):
     given = some_matrices()
-    orthogonalizer = Orthogonalizer(SHAPES, torch.device("cpu"), worth, alignment)
+    stacks = stacked(SHAPES, worth, alignment)
+    orthogonalizer = Orthogonalizer(SHAPES, stacks, torch.device("cpu"))
     found = orthogonalizer(vector(given)).split([matrix.numel() for matrix in given])
     for matrix, one in zip(given, found, strict=True):
         alone = orthogonalize(lying(matrix)[None])[0].float()

@@ -92,22 +92,19 @@ class ModelJob(jobs.Job):
 
     def _start(self, console: Console) -> None:
         recipe, device = self.recipe(), choose_device(self.device)
-        training, validation = train_command.load(recipe, self.data, device, console)
+        splits = train_command.load(recipe, self.data, device, console)
         plan = self.plan()
         if plan is None:
             budget = parse_budget(read_json(self.folder / jobs.SETTINGS)["budget"])
-            build = partial(train_command.prepare_model, recipe, training.samples)
-            plan = make_plan(budget, build, recipe.training, training, validation)
+            build = partial(train_command.prepare_model, recipe, splits[0].samples)
+            plan = make_plan(budget, build, recipe.training, splits)
             write_json(self.plan_file, asdict(plan))
         rate = plan.calibration.steps_per_second
         console.print(f"{plan.steps:,} steps, measured at {rate:.3g} a second", highlight=False)
-        settings = replace(
-            spend(recipe.training, plan.steps, rate),
-            seed=terms.seed_of(recipe, self.number),
-            compile=plan.compiled,
-        )
-        recipe = replace(recipe, training=settings)
-        train_command.start(recipe, self.run, self.data, training, validation, console)
+        settings = spend(recipe.training, plan.steps, rate)
+        seed = terms.seed_of(recipe, self.number)
+        recipe = replace(recipe, training=replace(settings, seed=seed, compile=plan.compiled))
+        train_command.start(recipe, self.run, self.data, splits, console)
 
     def result(self, parameters: int | None) -> Result:
         """What its folder says of it."""
@@ -129,7 +126,8 @@ class ModelJob(jobs.Job):
         if self.is_done:
             return result.scored(self.run)
         if self.failure.is_file():
-            return result.failed(self.failure.read_text().partition("\n")[0])
+            reason = self.failure.read_text().partition("\n")[0]
+            return replace(result, status="failed", note=f"failed: {reason}")
         return result
 
 
@@ -164,8 +162,9 @@ def compare(
     path = jobs.find_data(out, next(iter(recipes.values())), data)
     recipes, counts, left_out = _fit(recipes, path, chosen, size, changes, named=bool(models))
     asked = [(model, number) for number in range(1, seeds + 1) for model in recipes]
+    job_of = partial(ModelJob, out, path, device)
     with held(out):
-        wanted = [ModelJob(out, path, device, *each) for each in asked]
+        wanted = [job_of(*each) for each in asked]
         missing = [job for job in wanted if not job.is_done]
         # Where there is nothing to train it does not matter on what.
         settings["device"] = device_name(chosen) if missing or not before else before.get("device")
@@ -173,9 +172,8 @@ def compare(
         notes = tuple(note for model, note in left_out.items() if model not in dict(runs))
 
         def report() -> Comparison:
-            every = (ModelJob(out, path, device, *each) for each in runs)
-            results = tuple(job.result(counts.get(job.model)) for job in every)
-            found = Comparison.read(out, task, spent.words(), results, notes)
+            results = tuple(job_of(*each).result(counts.get(each[0])) for each in runs)
+            found = Comparison.read(out, task, spent.words(), results, *notes)
             write_report(out / "comparison", found)
             return found
 
@@ -202,10 +200,7 @@ def _fit(
     *,
     named: bool,
 ) -> tuple[dict[str, Recipe], dict[str, int], dict[str, str]]:
-    """The recipes fitted to the data, their parameters, and why others are left out.
-
-    Only a model that nobody `named` may be left out.
-    """
+    """Recipes fitted to the data, their parameters, and why models nobody `named` are left out."""
     wanted = terms.changes_by_model(changes, recipes)
     fitted, counts, left_out = {}, {}, {}
     for model, asked in recipes.items():
@@ -233,10 +228,7 @@ def _fit(
 def _settle(
     out: Path, settings: dict[str, Any], recipes: dict[str, Recipe], asked: list[tuple[str, int]]
 ) -> list[tuple[str, int]]:
-    """Store what is to be done, or check it against what is stored.
-
-    Models and seeds may be added to a comparison; all of them are returned, by model.
-    """
+    """Store what is to be done, or check it; models and seeds may be added."""
     stored = jobs.read_settings(out, KIND) or settings
     jobs.require_same(out, {name: stored.get(name) for name in settings}, settings)
     folder = out / "recipes"

@@ -27,10 +27,7 @@ SIZES = (201, 1024)
 
 
 def draw_new_solutions(weights: str, picture: Path, *, samples: int = 1, seed: int = 7) -> Fields:
-    """Predict Burgers solutions that were not trained on, and draw them beside the exact ones.
-
-    The initial conditions are drawn as those of the training data were, with another seed.
-    """
+    """Predict new Burgers solutions of the law of the training data; draw them beside the exact."""
     model = Operator.from_pretrained(weights)
     initial = burgers.sample_initial(samples, SIZES[1], seed)
     exact = burgers.solve(initial, VISCOSITY, burgers.saved_times()).float()
@@ -46,17 +43,21 @@ def draw_new_solutions(weights: str, picture: Path, *, samples: int = 1, seed: i
 
 
 def demo(out: Path, *, device: str | None = None, console: Console | None = None) -> None:
-    """Ask shipped weights; then generate data, train, evaluate beside predictors without
-    parameters, and draw.
-
-    Asked again, it goes on with a training that was interrupted, and does not repeat one that
-    has ended.
-    """
+    """Ask shipped weights; then make data, train, evaluate and draw. Asked again, it goes on."""
     console = console or Terminal()
     if (out / "recipe.json").is_file() and (name := read_recipe(out).name) != RECIPE:
         raise TrainingError(f"{out} holds a run of {name}, not of {RECIPE}: choose another folder")
     console.rule("1. Weights that ship")
-    _answer_at_once(out, console)
+    picture = out.with_name(f"{out.name}-at-once.png")  # a new run's folder must be empty
+    start = time.perf_counter()
+    [error] = draw_new_solutions(SHIPPED, picture).errors
+    console.print(
+        f"A new initial condition, ν = {VISCOSITY}, answered at {math.prod(SIZES):,} points by the "
+        f"weights {SHIPPED}: relative L2 error {error:.4f}. With the solver and the picture "
+        f"{picture} this took {time.perf_counter() - start:.1f} s.",
+        highlight=False,
+        soft_wrap=True,
+    )
     console.rule("2. Data and training")
     if choose_device(device).type == "cpu":
         torch.set_num_threads(1)  # its tensors are so small that a second thread makes it slower
@@ -71,17 +72,3 @@ def demo(out: Path, *, device: str | None = None, console: Console | None = None
     console.rule("4. Page")
     page = report([out], out / "report")
     console.print(f"Open {page} in a browser. The weights are in {out / 'best'}.")
-
-
-def _answer_at_once(out: Path, console: Console) -> None:
-    """What training for ten minutes on a GPU has learned, before anything is trained here."""
-    picture = out.with_name(f"{out.name}-at-once.png")  # a new run's folder must be empty
-    start = time.perf_counter()
-    [error] = draw_new_solutions(SHIPPED, picture).errors
-    console.print(
-        f"A new initial condition, ν = {VISCOSITY}, answered at {math.prod(SIZES):,} points by the "
-        f"weights {SHIPPED}: relative L2 error {error:.4f}. With the solver and the picture "
-        f"{picture} this took {time.perf_counter() - start:.1f} s.",
-        highlight=False,
-        soft_wrap=True,
-    )

@@ -78,7 +78,8 @@ def evaluate(
         data=data_name(run, recipe, data),
         protocol=protocol,
     )
-    origin = read_origin(run, origin, settings.images_per_step(recipe.training.batch_size))
+    images = recipe.training.batch_size if settings.of_images else None
+    origin = read_origin(run, origin, images)
 
     def compute() -> Scores:
         chosen = choose_device(device)
@@ -87,15 +88,11 @@ def evaluate(
         # the training may now be in the test.
         recipe.data.check_fits(recipe, run, path)
         check_same_data(run, recipe.data, path)
-        test = recipe.data.load_test(path, chosen)
-        facts = replace(
-            described_facts(read_object(run / "run.json")),
-            diffusion=recipe.data.diffusion,
-            frequent_class=recipe.data.frequent_class(path),
-        )
-        return settings.score(
-            settings.kind.from_pretrained(best).to(chosen), test, origin, facts, console
-        )
+        test, frequent = recipe.data.load_test(path, chosen), recipe.data.frequent_class(path)
+        facts = described_facts(read_object(run / "run.json"))
+        facts = replace(facts, diffusion=recipe.data.diffusion, frequent_class=frequent)
+        model = settings.kind.from_pretrained(best).to(chosen)
+        return settings.score(model, test, origin, facts, console)
 
     scored = (run / RESULTS / ROWS).is_file() and not again
     with nullcontext() if scored else held(run):
@@ -159,7 +156,6 @@ def check_not_scored(run: Path, data: Path) -> None:
 
 
 def read_recipe(run: Path) -> Recipe:
-    """The recipe that a run was trained with."""
     path = run / "recipe.json"
     description = read_object(path)
     if not description:

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -51,25 +52,20 @@ def explore(
         warm_up(first)
         number = listener.getsockname()[1]
         console.print(f"{run}: open http://{ADDRESS}:{number} (Ctrl-C ends)", soft_wrap=True)
-        try:
+        with suppress(KeyboardInterrupt):
             serve(explorers, listener)
-        except KeyboardInterrupt:
-            return
 
 
 def make_explorers(
-    run: str,
-    recipe: str | None = None,
-    data: Path | None = None,
-    device: str | None = None,
+    run: str, recipe: str | None = None, data: Path | None = None, device: str | None = None
 ) -> Mapping[str, Callable[[], Explorer]]:
     """What the page offers, made when asked for: a run, or a shipped name before all the others."""
-    threads = torch.get_num_threads()
-    made = {run: cache(partial(make_explorer, run, recipe, data, device, threads))}
+    make = partial(make_explorer, device=device, threads=torch.get_num_threads())
+    made = {run: cache(partial(make, run, recipe, data))}
     if run in pretrained.shipped() and not Path(run).is_dir():
         for name, folder in pretrained.shipped().items():
             if name != run and isinstance(read_recipe(folder).data, MadeData):  # needs no file
-                made[name] = cache(partial(make_explorer, name, device=device, threads=threads))
+                made[name] = cache(partial(make, name))
     return made
 
 
@@ -88,8 +84,7 @@ def make_explorer(
             "such as --recipe burgers-single/fst"
         )
     trained = read_recipe(folder) if recipe is None else find(recipe)
-    model = load_model(run)
-    problem = problem_of(trained, folder, data)
+    model, problem = load_model(run), problem_of(trained, folder, data)
     chosen = parse_device(device)
     threads = (threads or torch.get_num_threads()) if chosen.type == "cpu" else 1
     return Explorer(model.to(chosen), problem, folder.resolve().name, threads)

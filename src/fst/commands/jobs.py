@@ -79,7 +79,6 @@ class Job(ABC):
 
 
 def run_here(job: Job, console: Console) -> None:
-    """Do a job in this process."""
     console.rule(job.name)
     try:
         job.work(console)
@@ -110,9 +109,8 @@ def launch_process(words: Sequence[str]) -> int:
     Ctrl-C. It saves and ends when the pipe to it is closed: here, or because this process is gone.
     """
     with Interruption() as interruption:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *words], stdin=subprocess.PIPE, process_group=0
-        )
+        words = [sys.executable, "-P", "-m", *words]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, process_group=0)
         try:
             while process.poll() is None and not interruption.requested:
                 time.sleep(0.05)
@@ -161,16 +159,14 @@ def read_settings(folder: Path, kind: str) -> dict[str, Any] | None:
     if folder.exists() and not folder.is_dir():
         raise TrainingError(f"{folder} is a file, expected a folder or a name for a new one")
     settings: dict[str, Any] | None = read_json(folder / SETTINGS)
-    if settings is not None:
-        if not isinstance(settings, dict) or settings.get("kind") != kind:
-            raise TrainingError(f"{folder} holds no {kind}: choose another folder")
-        return settings
     ours = {LOCK, f"{SETTINGS}.part"}  # all that a call killed at its very start leaves
-    if folder.is_dir() and any(path.name not in ours for path in folder.iterdir()):
+    if settings is None and folder.is_dir() and {path.name for path in folder.iterdir()} - ours:
         raise TrainingError(
             f"{folder} already holds files, and nothing is overwritten; choose another folder"
         )
-    return None
+    if settings is not None and not (isinstance(settings, dict) and settings.get("kind") == kind):
+        raise TrainingError(f"{folder} holds no {kind}: choose another folder")
+    return settings
 
 
 def require_same(path: Path, before: object, now: object) -> None:

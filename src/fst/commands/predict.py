@@ -1,14 +1,12 @@
 """`fst predict`: a trained model answers queries about observations, or names what images show.
 
-Observations come as an fst point file (.h5), an .npz file with `positions` and `values` (and
-`condition`, `mask`), a .csv file of one sample, a mesh (.vtu) or a netCDF file (.nc) with the names
-that a run was trained with; queries in the same kinds of file, or as a grid over the model's
-domain, such as 201x1024. Images come as one file, a folder or a tar; they are cut
-as in the test of the run, and those that cannot be decoded are named and left out. Nothing is
-unpickled, and nothing is overwritten unasked.
+What files of observations and queries hold says `prediction_files`. Images come as one file, a
+folder or a tar; they are cut as in the test of the run, and those that cannot be decoded are named
+and left out. Nothing is unpickled, and nothing is overwritten unasked.
 """
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -86,16 +84,10 @@ def predict(
     force: bool = False,
     console: Console | None = None,
 ) -> Prediction:
-    """Ask a trained model and write its answer to `out` (.npz, .h5, .csv, .vtu or .nc).
-
-    `run` is a run folder, a folder of `save_pretrained`, or hf://owner/name for the hub.
-    `neighbors` decodes from that many nearest anchors only. `condition` serves every sample of a
-    file that holds none. `device` is the GPU where there is one, unless it is given.
-    """
+    """Ask a trained model and write its answer to `out`; the command line explains the options."""
     check_output(out, FORMATS, force)
     check_neighbors(neighbors)
-    model = load_model(run)
-    known = run_labels(run)
+    model, known = load_model(run), run_labels(run)
     given = read_observations(observations, model, condition, known)
     asked = read_queries(queries, model.domain, known)
     sets, samples = len(asked.positions), len(given.positions)
@@ -105,10 +97,8 @@ def predict(
             "samples; give one set of queries for all, or one for each"
         )
     found = ask(model.to(parse_device(device)), given.observations, asked, neighbors)
-    labels = find_labels(given, asked, model.output_channels, known)
-    write_prediction(out, found, labels)
-    samples, count = found.predictions.shape[:2]
-    _say(console, f"{samples:,} samples at {count:,} queries each: {out}")
+    write_prediction(out, found, find_labels(given, asked, model.output_channels, known))
+    _say(console, f"{samples:,} samples at {asked.positions.shape[1]:,} queries each: {out}")
     return found
 
 
@@ -175,11 +165,7 @@ def predict_images(
     force: bool = False,
     console: Console | None = None,
 ) -> Guesses:
-    """Ask a trained classifier about images and write its answers to `out` (.csv).
-
-    One line an image: the file, the most probable classes (five, or all where there are fewer),
-    and their probabilities. `run` is as for `predict`.
-    """
+    """Ask a classifier about images; one line each to `out` (.csv): the most probable classes."""
     check_output(out, (".csv",), force)
     files = open_images(images)
     model = load_any(run)
@@ -196,18 +182,16 @@ def predict_images(
         raise DataError(f"{images}: holds no image that can be decoded")
     write_guesses(out, guesses)
     left_out = f" ({len(guesses.skipped):,} skipped)" if guesses.skipped else ""
-    images_word = "image" if len(guesses.files) == 1 else "images"
-    _say(console, f"{len(guesses.files):,} {images_word}{left_out}: {out}")
+    word = "image" if len(guesses.files) == 1 else "images"
+    _say(console, f"{len(guesses.files):,} {word}{left_out}: {out}")
     return guesses
 
 
 def find_resize(run: Path | str, model: Classifier) -> int:
     """The short side before the crop: the run's own, or the paper's 256 for every 224."""
     for path in (Path(run) / "recipe.json", Path(run) / "best" / "recipe.json"):
-        try:
+        with suppress(OSError, ValueError, KeyError, TypeError):
             return int(parse_json(path.read_text())["data"]["resize"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
     return round(min(model.image_size) * 256 / 224)
 
 
@@ -233,9 +217,8 @@ def guess(model: Classifier, files: ImageFiles, view: View) -> Guesses:
             skipped += missing
             for part in pixels.split(IMAGE_BATCH_SIZE):
                 found = model(part.to(device).float() / 255).softmax(dim=-1).topk(most)
-                likely, numbers = (each.cpu().tolist() for each in found)
-                classes += [tuple(model.class_names[k] for k in row) for row in numbers]
-                probabilities += map(tuple, likely)
+                classes += [tuple(model.class_names[k] for k in row) for row in found[1].tolist()]
+                probabilities += map(tuple, found[0].tolist())
     if not np.isfinite(probabilities).all():
         raise ValueError("the model's scores are NaN or infinite")
     return Guesses(tuple(names), tuple(classes), tuple(probabilities), tuple(skipped))
@@ -245,12 +228,8 @@ def write_guesses(path: Path, guesses: Guesses) -> None:
     """One line an image, whole or not at all."""
     numbers = range(1, 1 + len(guesses.classes[0]))
     header = ["file", *(f"class_{n}" for n in numbers), *(f"probability_{n}" for n in numbers)]
-    lines = [
-        (name, *classes, *(f"{value:.6f}" for value in found))
-        for name, classes, found in zip(
-            guesses.files, guesses.classes, guesses.probabilities, strict=True
-        )
-    ]
+    found = zip(guesses.files, guesses.classes, guesses.probabilities, strict=True)
+    lines = [(name, *known, *(f"{value:.6f}" for value in likely)) for name, known, likely in found]
     write_file(path, csv_table(header, lines))
 
 

@@ -1,10 +1,10 @@
 """The files of `fst predict`: observations and queries that enter, predictions that leave.
 
-.npz files are read without unpickling; .csv files begin with a line that names their columns. Which
-axes, point data or variables of a mesh (.vtu) or a netCDF file (.nc) are those of a model, the
-labels of its run say by name. A prediction is written as .csv with one line a query, as .npz or .h5
-with all arrays, as .vtu with one mesh, or as .nc with a grid; with names and units where they are
-known.
+.npz files hold `positions` and `values` (and `condition`, `mask`), or `queries`; nothing in them is
+unpickled. .csv files hold one sample and begin with a line that names their columns. Which axes,
+point data or variables of a mesh (.vtu) or a netCDF file (.nc) are those of a model, the labels of
+its run say by name. A prediction is written as .csv with one line a query, as .npz or .h5 with all
+arrays, as .vtu with one mesh, or as .nc with a grid; with names and units where they are known.
 """
 
 import csv
@@ -71,31 +71,24 @@ class Prediction:
     length_scales: Float[Array, "b m s"] | None = None
 
     def arrays(self) -> Arrays:
-        mask = self.queries.mask
         found = {
-            "queries": self.queries.positions.numpy(),
+            "queries": self.queries.positions,
             "predictions": self.predictions,
-            "grid": None if self.queries.grid is None else np.array(self.queries.grid),
-            "mask": None if mask is None else mask.numpy(),
+            "grid": self.queries.grid,
+            "mask": self.queries.mask,
             "anchors": self.anchors,
             "length_scales": self.length_scales,
         }
-        return {name: array for name, array in found.items() if array is not None}
+        return {name: np.asarray(array) for name, array in found.items() if array is not None}
 
 
 def read_observations(
     path: Path, model: Operator, condition: tuple[float, ...], labels: Labels | None = None
 ) -> Given:
-    """The observations in a file, checked against the model.
-
-    `condition` serves every sample of a file that holds none. `labels` name what is the model's in
-    a mesh or a netCDF file.
-    """
+    """Observations, checked against the model; `condition` serves a file that holds none."""
     with blame(path):
         check_resolution(model.domain)
         given = _read(path, model.domain.axes, model.value_channels, labels)
-        if given is None:
-            raise ValueError("observations must be an .h5, .npz, .csv, .vtu or .nc file")
         if condition and given.condition is not None:
             raise ValueError("holds a condition, and another one was given")
         if condition:
@@ -112,10 +105,6 @@ def read_queries(source: Path | str, domain: Domain, labels: Labels | None = Non
         if GRID.fullmatch(str(source)) and not Path(source).is_file():
             return _grid_queries(str(source), domain)
         asked = _read(Path(source), domain.axes, 0, labels)
-        if asked is None:
-            raise ValueError(
-                "queries must be an .h5, .npz, .csv, .vtu or .nc file, or a grid such as 201x1024"
-            )
         check_queries(asked.positions, domain, asked.positions)
     return asked
 
@@ -133,8 +122,8 @@ def _grid_queries(text: str, domain: Domain) -> Given:
     return Given(domain.from_unit(unit[None]), grid=counts)
 
 
-def _read(path: Path, axes: int, channels: int, labels: Labels | None) -> Given | None:
-    """Observations of so many channels or, of none, queries; None where the ending is not known."""
+def _read(path: Path, axes: int, channels: int, labels: Labels | None) -> Given:
+    """Observations of so many channels or, of none, queries."""
     if path.suffix in (".h5", ".hdf5"):
         return _read_points(path, channels)
     if path.suffix == ".npz":
@@ -142,7 +131,9 @@ def _read(path: Path, axes: int, channels: int, labels: Labels | None) -> Given 
     if path.suffix == ".csv":
         return _read_csv(path, axes, channels)
     if path.suffix not in (".vtu", ".nc"):
-        return None
+        what = "observations" if channels else "queries"
+        grid = "" if channels else ", or a grid such as 201x1024"
+        raise ValueError(f"{what} must be an .h5, .npz, .csv, .vtu or .nc file{grid}")
     if labels is None:
         raise ValueError("only a run folder knows the names by which such a file is read")
     labels = labels if channels else replace(labels, values=())
@@ -223,10 +214,8 @@ def _read_vtu(path: Path, labels: Labels) -> Given:
     named = [*map("xyz".index, axes)] if set(axes) <= {*"xyz"} else [*range(len(axes))]
     positions = torch.from_numpy(mesh.points[:, named].astype(np.float32))[None]
     columns = [_point_data(path, mesh, name) for name in _names(labels.values)]
-    values = None
-    if columns:
-        values = torch.from_numpy(np.stack(columns, axis=-1).astype(np.float32))[None]
-    return Given(positions, values, mesh=mesh)
+    table = np.stack(columns, axis=-1).astype(np.float32)[None] if columns else None
+    return Given(positions, None if table is None else torch.from_numpy(table), mesh=mesh)
 
 
 def _point_data(path: Path, mesh: Any, name: str) -> Float[Array, " n"]:
@@ -343,13 +332,11 @@ def csv_table(header: Iterable[str], lines: Iterable[Iterable[object]]) -> bytes
 def _csv(arrays: Arrays, labels: PredictionLabels) -> bytes:
     predictions = arrays["predictions"]
     queries = np.broadcast_to(arrays["queries"], (*predictions.shape[:2], len(labels.axes)))
+    real = np.broadcast_to(arrays.get("mask", True), predictions.shape[:2])
     titles = map(str, (*labels.axes, *labels.targets))
     text = io.StringIO()
     for row, (where, found) in enumerate(zip(queries, predictions, strict=True)):
-        real = slice(None)
-        if "mask" in arrays:
-            real = arrays["mask"][row if len(arrays["mask"]) > 1 else 0]
-        lines = np.concatenate([where, found], axis=1)[real]
+        lines = np.concatenate([where, found], axis=1)[real[row]]
         np.savetxt(text, np.insert(lines, 0, row, axis=1), "%d" + ",%.9g" * lines.shape[1])
     return csv_table(["sample", *titles], ()) + text.getvalue().encode()
 
@@ -393,8 +380,7 @@ def _vtu(arrays: Arrays, labels: PredictionLabels) -> bytes:
         points, cells = labels.mesh.points, labels.mesh.cells
     elif labels.cells is None:
         cells = [("vertex", np.arange(len(points))[:, None])]
-    mesh = meshio.Mesh(points, cells, fields)
-    return _written(lambda path: mesh.write(path), ".vtu")
+    return _written(meshio.Mesh(points, cells, fields).write, ".vtu")
 
 
 def _netcdf(arrays: Arrays, labels: PredictionLabels) -> bytes:
@@ -418,8 +404,7 @@ def _netcdf(arrays: Arrays, labels: PredictionLabels) -> bytes:
         label.name: (dimensions, folded[..., channel], {"units": label.unit})
         for channel, label in enumerate(labels.targets)
     }
-    data = xarray.Dataset(fields, coordinates)
-    return _written(lambda path: data.to_netcdf(path), ".nc")
+    return _written(xarray.Dataset(fields, coordinates).to_netcdf, ".nc")
 
 
 def _written(write: Callable[[Path], object], suffix: str) -> bytes:

@@ -81,10 +81,8 @@ def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console
             data = train_command.recorded_data(Path(short.start))
         asked = replace(asked, model=model)
         choice = choice.with_weights(model, short.start) if choice else None
-    recipe = asked
-    if choice is not None:
-        recipe = choice.recipe
-    elif data is not None and recipe.data.shapes_options:
+    recipe = choice.recipe if choice is not None else asked
+    if choice is None and data is not None and recipe.data.shapes_options:
         recipe = recipe.data.fit(recipe, data)
     recipe = recipe.data.shown(_shortened(recipe, short))
     options = tyro.cli(
@@ -98,13 +96,12 @@ def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console
     recipe.data.check_changes(options.recipe)
     if options.minutes is not None and short.steps is not None:
         raise TrainingError("give --steps or --minutes, not both")
-    reasons = (
-        None if recipe.task not in CHOOSE else choice.explain(options.recipe) if choice else {}
-    )
+    reasons: dict[str, str] | None = {} if recipe.task in CHOOSE else None
+    if choice is not None:
+        reasons = choice.explain(options.recipe)
     untouched = short.steps is None and options.recipe.training.schedule == recipe.training.schedule
-    folders = [options.out]
-    if options.seeds > 1:
-        folders = [options.out / f"seed{number + 1}" for number in range(options.seeds)]
+    several = [options.out / f"seed{number + 1}" for number in range(options.seeds)]
+    folders = several if options.seeds > 1 else [options.out]
     for folder in folders:  # before the first is trained
         RunFolder.require_free(folder)
     for number, folder in enumerate(folders, start=1):

@@ -1,6 +1,7 @@
 """`fst recipes`: what there is to train."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from fst.recipes.recipe import Recipe
 
 
 def recipes(name: str | None, *, json: bool, console: Console) -> None:
-    """One recipe, or all of them."""
     if name is None:
         list_recipes(as_json=json, console=console)
     else:
@@ -26,25 +26,19 @@ def recipes(name: str | None, *, json: bool, console: Console) -> None:
 
 def summary(recipe: Recipe) -> dict[str, Any]:
     """One recipe as a row of the table."""
+    parameters = None
+    with suppress(ImportError), torch.device("meta"):  # shapes without numbers
+        parameters = parameter_count(build_model(recipe.model))
     return {
         "name": recipe.name,
         "task": recipe.task,
         "model": recipe.model_name,
-        "parameters": count_parameters(recipe),
+        "parameters": parameters,
         "paper_parameters": recipe.paper_parameters,
         "paper_error": recipe.paper_error,
         "error": recipe.training.objective.names[0],
         "description": describe(recipe.name).splitlines()[0],
     }
-
-
-def count_parameters(recipe: Recipe) -> int | None:
-    """None where a package that the model needs is not installed."""
-    try:
-        with torch.device("meta"):  # shapes without numbers
-            return parameter_count(build_model(recipe.model))
-    except ImportError:
-        return None
 
 
 def list_recipes(*, as_json: bool, console: Console) -> None:
@@ -60,7 +54,10 @@ def list_recipes(*, as_json: bool, console: Console) -> None:
     table.add_column("paper's\nerror", no_wrap=True, justify="right")
     for row in rows:
         count = "-" if row["parameters"] is None else f"{row['parameters']:,}"
-        quoted = "-" if row["paper_error"] is None else _error(row)
+        quoted = "-"
+        if row["paper_error"] is not None:
+            share = row["error"] != RELATIVE_L2  # of wrong guesses, to be told apart
+            quoted = f"{100 * row['paper_error']:g} %" if share else f"{row['paper_error']:g}"
         words = Padding(Text(row["description"], style="dim"), (0, 0, 0, 2))
         table.add_row(Group(Text(row["name"], style="bold"), words), count, quoted)
     console.print(table)
@@ -68,28 +65,16 @@ def list_recipes(*, as_json: bool, console: Console) -> None:
     console.print("One recipe with all its fields: fst recipes NAME", style="dim")
 
 
-def readable(recipe: Recipe) -> dict[str, Any]:
-    """The fields of a recipe; placeholders for class names that the data will give in short."""
-    fields = recipe.to_json()
-    names = fields["model"].get("class_names", [])
-    if len(names) > 3:
-        fields["model"]["class_names"] = [*names[:2], "...", names[-1]]
-    return fields
-
-
-def _error(row: dict[str, Any]) -> str:
-    """Shares of wrong guesses in percent, to be told apart from relative L2."""
-    percent = row["error"] != RELATIVE_L2
-    return f"{100 * row['paper_error']:g} %" if percent else f"{row['paper_error']:g}"
-
-
 def show_recipe(name: str, *, as_json: bool, console: Console) -> None:
     """Print one recipe: what it is, and every field that can be overridden."""
-    recipe = find(name)
+    fields = find(name).to_json()
     if as_json:
-        print(json.dumps(recipe.to_json(), indent=2))
+        print(json.dumps(fields, indent=2))
         return
     console.print(name, style="bold", markup=False, highlight=False)
     console.print(describe(name), markup=False, highlight=False)
-    console.print_json(data=readable(recipe))
+    names = fields["model"].get("class_names", [])
+    if len(names) > 3:  # placeholders, until the data name them
+        fields["model"]["class_names"] = [*names[:2], "...", names[-1]]
+    console.print_json(data=fields)
     console.print(f"Override any field: fst train {name} --help", style="dim")

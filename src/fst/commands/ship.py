@@ -13,6 +13,7 @@ import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from jinja2 import Environment
 from rich.console import Console
@@ -22,9 +23,8 @@ from fst import pretrained
 from fst.commands.device import choose_device
 from fst.commands.evaluate import read_recipe
 from fst.commands.train import check_same_data, data_of_run
-from fst.data.samples import Samples
 from fst.evaluation.protocol import EvaluationSettings, measure, measuring, represented
-from fst.evaluation.rows import RESULTS, ROWS, Row, mean, read_run
+from fst.evaluation.rows import RESULTS, ROWS, Row, read_run
 from fst.evaluation.tables import error_table, group_table
 from fst.io import file_errors, read_object, write_text
 from fst.operators import Operator
@@ -89,7 +89,6 @@ def ship(
     path, chosen = data_of_run(recipe, run, data), choose_device(device)
     check_same_data(run, recipe.data, path)
     validation = recipe.data.load(path, chosen)[1].samples
-    assert isinstance(validation, Samples)
     model = Operator.from_pretrained(best.parent).to(chosen)
     stored = replace(settings.without_paper(), grids=(), neighbors=())
 
@@ -97,7 +96,7 @@ def ship(
         model.load_state_dict(weights)
         with measuring(model):
             (found,) = measure(represented(model, stored), validation, stored)
-        return mean(found.errors)
+        return fmean(found.errors)
 
     weights = pretrained.read(best.parent)[2]
     half = halved(weights)
@@ -105,17 +104,16 @@ def ship(
     with file_errors(folder):
         if folder.exists():
             shutil.rmtree(folder)
-        pretrained.save(
-            type(model).__name__, model.config, half if rounding.chosen else weights, folder
-        )
+        stored_weights = half if rounding.chosen else weights
+        pretrained.save(type(model).__name__, model.config, stored_weights, folder)
         (folder / RESULTS).mkdir()
         for file in ("recipe.json", f"{RESULTS}/{ROWS}"):
             shutil.copy(run / file, folder / file)
     small, large = (file.stat().st_size / 1e6 for file in (folder / WEIGHTS, best))
     lines["Weights"] = f"{rounding.words()}; {small:.1f} MB, in float32 {large:.1f} MB"
     grid = "x".join(map(str, rows[-1].grid)) if rows[-1].grid else "FILE"
-    tables = (error_table(rows), group_table(rows))
-    scores = "\n".join(table.markdown() for table in tables if table is not None)
+    tables = filter(None, (error_table(rows), group_table(rows)))
+    scores = "\n".join(table.markdown() for table in tables)
     card = CARD.render(name=name, grid=grid, lines=lines, scores=scores, limits=recipe.data.limits)
     write_text(folder / "README.md", card)
     console.print(f"{rounding.words()}.")
@@ -138,9 +136,7 @@ def command_line(words: list[str]) -> str:
 
 def card_lines(run: Path, recipe: Recipe, row: Row) -> dict[str, str]:
     """The lines of a card's table, from the run's files."""
-    summary, environment = (
-        read_object(run / f"{name}.json") for name in ("summary", "environment")
-    )
+    summary, environment = map(read_object, (run / "summary.json", run / "environment.json"))
     seconds = summary.get("update_seconds")
     if seconds is None or row.training is None:
         raise ValueError(f"{run}: summary.json does not say the seconds of its updates")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fst.base import Model, build_model, parameter_count
 from fst.commands.device import choose_device
 from fst.config import OperatorConfig
 from fst.data.samples import Rows
-from fst.data.source import DataSource, TrainingSplit, ValidationSplit
+from fst.data.source import DataSource
 from fst.evaluation.rows import hardware_name
 from fst.io import differences, flat, read_json, read_object, write_json
 from fst.pretrained import check_shapes, find, read
@@ -23,7 +24,7 @@ from fst.terminal import Terminal, duration
 from fst.training.budget import FEWEST_STEPS, Plan, StepBudget, fit_to_time, make_plan
 from fst.training.errors import TrainingError
 from fst.training.logging import check_wandb
-from fst.training.loop import Summary
+from fst.training.loop import Splits, Summary
 from fst.training.loop import train as run_training
 from fst.training.run_folder import RunFolder, held
 from fst.training.settings import TrainingSettings
@@ -33,17 +34,11 @@ RATE_FACTOR = "rate_factor"
 # What decides the course of a training. How a run is scored and named may change later.
 PARTS = ("model", "data", "training", "standardization")
 # These decide how fast it goes and what is kept of it, not where it goes.
-FREE = (
-    "data.workers",
-    "training.accumulate",
-    "training.checkpoint_every",
-    "training.compile",
-    "training.compile_mode",
-    "training.keep",
-    "training.log_every",
-    "training.tensorboard",
-    "training.wandb",
+FREE_TRAINING = (
+    *("accumulate", "checkpoint_every", "compile", "compile_mode"),
+    *("keep", "log_every", "tensorboard", "wandb"),
 )
+FREE = ("data.workers", *(f"training.{name}" for name in FREE_TRAINING))
 
 
 def train(
@@ -72,13 +67,12 @@ def train(
     check_batch_size(recipe.training, PartialState().num_processes)
     if PartialState().is_main_process:
         check_wandb(recipe.training)
-    training, validation = load(recipe, data, chosen, console)
+    splits = load(recipe, data, chosen, console)
     # A run of a few steps is over before it is measured.
     told = reasons is not None and recipe.training.schedule.maximum >= FEWEST_STEPS
     if minutes is not None or told:
-        splits = training, validation
-        recipe = fit_to_budget(recipe, minutes, most_minutes, reasons or {}, *splits, console)
-    return start(recipe, out, data, training, validation, console, weights=weights)
+        recipe = fit_to_budget(recipe, minutes, most_minutes, reasons or {}, splits, console)
+    return start(recipe, out, data, splits, console, weights=weights)
 
 
 def fit_to_budget(
@@ -86,25 +80,21 @@ def fit_to_budget(
     minutes: float | None,
     most_minutes: float | None,
     reasons: Mapping[str, str],
-    training: TrainingSplit[Rows],
-    validation: ValidationSplit[Rows],
+    splits: Splits,
     console: Console | None,
 ) -> Recipe:
     """Measure the recipe on this machine, fit its steps into a time, and say what follows."""
     settings, most = recipe.training, recipe.training.schedule.maximum
-    time = minutes if minutes is not None else most_minutes
-
-    def build() -> Model:
-        return prepare_model(recipe, training.samples)
-
+    time, samples = minutes if minutes is not None else most_minutes, splits[0].samples
+    build = partial(prepare_model, recipe, samples)
     voice = (console or Terminal()) if PartialState().is_main_process else Terminal(quiet=True)
     voice.print("measuring how long a step takes on this machine", highlight=False)
     if time is None:
-        plan = make_plan(StepBudget(most), build, settings, training, validation, validate=True)
+        plan = make_plan(StepBudget(most), build, settings, splits, validate=True)
     else:
         # A time that somebody asked for is used up; one that was chosen ends with the schedule.
         most_steps = most if minutes is None else math.inf
-        settings, plan = fit_to_time(60 * time, most_steps, build, settings, training, validation)
+        settings, plan = fit_to_time(60 * time, most_steps, build, settings, splits)
         if minutes is not None or plan.steps < most:
             fitted = f"as many as fit into {time:g} minutes; --steps or --minutes"
             reasons = {**reasons, "steps": fitted}
@@ -112,11 +102,8 @@ def fit_to_budget(
         voice.print(plan.note, highlight=False)
         settings = replace(settings, compile=False)
     recipe = replace(recipe, training=settings)
-    voice.print(
-        _block(recipe, reasons, plan, build(), len(training.samples)),
-        highlight=False,
-        soft_wrap=True,
-    )
+    block = _block(recipe, reasons, plan, build(), len(samples))
+    voice.print(block, highlight=False, soft_wrap=True)
     return recipe
 
 
@@ -157,33 +144,29 @@ def start(
     recipe: Recipe,
     out: Path,
     data: Path,
-    training: TrainingSplit[Rows],
-    validation: ValidationSplit[Rows],
+    splits: Splits,
     console: Console | None = None,
     *,
     weights: str | Path | None = None,
 ) -> Summary:
     """Train from the beginning with `data`, which are loaded: a start that fails earlier leaves no
     folder behind."""
-    model = prepare_model(recipe, training.samples)
-    samples = training.samples
+    samples, settings = splits[0].samples, recipe.training
+    model = prepare_model(recipe, samples)
+    described = {"data": str(data.resolve())} | samples.describe()
+    described |= recipe.data.fingerprint(data) | samples.left_out()
+    described["labels"] = recipe.data.labels(data)
     if weights is not None:
         load_weights(model, weights)
         before = read_object(Path(weights) / "run.json").get("data")
         if recipe.data.own and before != str(data.resolve()):
             model.fit_statistics(samples, recipe.standardization)  # the user's own units
-    described = {"data": str(data.resolve())} | samples.describe()
-    described |= recipe.data.fingerprint(data) | samples.left_out()
-    described["labels"] = recipe.data.labels(data)
-    if weights is not None:
         described["from"] = str(Path(weights).resolve() if Path(weights).exists() else weights)
         described["before"] = trained_before(weights)
     with held(out):
         folder = RunFolder.create(out, recipe.to_json(), described)
-        summary = run_training(
-            model, training, validation, recipe.training, folder, console=console
-        )
-    tell_error(recipe, summary, training, validation, console)
+        summary = run_training(model, *splits, settings, folder, console=console)
+    tell_error(recipe, summary, splits, console)
     return summary
 
 
@@ -209,10 +192,7 @@ def resume(
     device: str | None = None,
     console: Console | None = None,
 ) -> Summary:
-    """Continue the run in `out` from its newest checkpoint, or from the one named.
-
-    `rate_factor` multiplies the learning rates from here on, and is kept for later starts.
-    """
+    """Continue a run; `rate_factor` multiplies the learning rates, of later starts as well."""
     chosen = choose_device(device)
     if rate_factor is not None and not 0 < rate_factor <= 1:
         raise TrainingError(f"rate_factor must be above 0 and at most 1, got {rate_factor}")
@@ -228,32 +208,24 @@ def resume(
         check_same_recipe(folder)
         path = data_of_run(recipe, out, data)
         recipe.data.check_fits(recipe, out, path)
-        training, validation = load(recipe, path, chosen, console)
-        check_same_data(out, recipe.data, path, training.samples)
+        splits = load(recipe, path, chosen, console)
+        check_same_data(out, recipe.data, path, splits[0].samples)
         if data is not None and PartialState().is_main_process:
             record_data(out, data)
-        model = prepare_model(recipe, training.samples)
+        model = prepare_model(recipe, splits[0].samples)
         settings = _with_lower_rates(recipe.training, out, rate_factor or 1.0)
-        summary = run_training(model, training, validation, settings, folder, console=console)
-        tell_error(recipe, summary, training, validation, console)
+        summary = run_training(model, *splits, settings, folder, console=console)
+        tell_error(recipe, summary, splits, console)
         return summary
 
 
-def tell_error(
-    recipe: Recipe,
-    summary: Summary,
-    training: TrainingSplit[Rows],
-    validation: ValidationSplit[Rows],
-    console: Console | None,
-) -> None:
+def tell_error(recipe: Recipe, summary: Summary, splits: Splits, console: Console | None) -> None:
     """The last line: how good the validation error is beside trivial predictors."""
     # By the measure of the test, whatever selected the weights.
     error = summary.validation_errors.get("relative_l2", summary.validation_error)
     if console is None or error is None or not PartialState().is_main_process:
         return
-    words = recipe.evaluation.beside_validation(
-        error, training.samples, validation.samples, recipe.data
-    )
+    words = recipe.evaluation.beside_validation(error, splits, recipe.data)
     console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -273,9 +245,7 @@ def _with_lower_rates(settings: TrainingSettings, run: Path, factor: float) -> T
     )
 
 
-def load(
-    recipe: Recipe, data: Path, device: torch.device, console: Console | None
-) -> tuple[TrainingSplit[Rows], ValidationSplit[Rows]]:
+def load(recipe: Recipe, data: Path, device: torch.device, console: Console | None) -> Splits:
     """Training and validation on the device; missing files are made first, by one process."""
     voice = console if PartialState().is_main_process else Terminal(quiet=True)
     with PartialState().main_process_first():
@@ -283,21 +253,16 @@ def load(
     return recipe.data.load(data, device, augment=recipe.training.augment, console=voice)
 
 
-def check_same_data(
-    run: Path, source: DataSource, data: Path, training: Rows | None = None
-) -> None:
-    """Raise unless `data` hold the splits that a run was started with; `training` where loaded."""
-    found = ({} if training is None else training.describe()) | source.fingerprint(data)
+def check_same_data(run: Path, source: DataSource, data: Path, loaded: Rows | None = None) -> None:
+    """Raise unless `data` hold the splits of a run; `loaded` is its training split, if it is."""
+    found = ({} if loaded is None else loaded.describe()) | source.fingerprint(data)
     require_same_data(run, read_object(run / "run.json"), found, source=f" in {data}")
 
 
 def require_same_data(
     folder: Path, recorded: dict[str, Any], found: dict[str, Any], source: str = ""
 ) -> None:
-    """Raise where a description of data differs from the one recorded in a folder.
-
-    What an older version did not record cannot be compared.
-    """
+    """Raise where data differ from those that a folder recorded; older ones recorded less."""
     for name, value in found.items():
         before = recorded.get(name, value)
         if not _same(before, value):
@@ -385,7 +350,6 @@ def data_path(recipe: Recipe, data: Path | None) -> Path:
 
 
 def recorded_data(run: Path) -> Path:
-    """The data that a run was trained on."""
     described = read_object(run / "run.json")
     if not isinstance(described.get("data"), str):
         raise TrainingError(f"{run / 'run.json'} does not name the data: add --data")

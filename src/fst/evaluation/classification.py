@@ -8,6 +8,7 @@ the second is always 0.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ from fst.data.image_samples import LabelledRows
 from fst.data.samples import Rows
 from fst.data.source import DataSource, TestSplit
 from fst.evaluation.fields import ImageFields, choose_rows
-from fst.evaluation.protocol import TestProtocol, check_test, make_row, measuring
-from fst.evaluation.rows import ACCURACIES, EvaluationError, Origin, Row, Scores, group_errors, mean
+from fst.evaluation.protocol import Split, TestProtocol, check_test, make_row, measuring
+from fst.evaluation.rows import ACCURACIES, EvaluationError, Origin, Row, Scores, group_errors
 from fst.evaluation.trivial import TrainingFacts
 from fst.evaluation_points import PointDraws
 from fst.metrics import top_errors
@@ -45,7 +46,7 @@ class ClassificationSettings(TestProtocol):
     pictures: int = 8
     """Test images kept with the results, for the figures."""
 
-    kind = Classifier
+    kind, of_images = Classifier, True
     shown = ("pictures", "paper_errors")
 
     def __post_init__(self) -> None:
@@ -57,20 +58,12 @@ class ClassificationSettings(TestProtocol):
         if self.pictures < 0:
             raise ValueError(f"pictures must not be negative, got {self.pictures}")
 
-    def images_per_step(self, batch_size: int) -> int | None:
-        return batch_size
-
     def about_data(self, data: DataSource) -> dict[str, Any]:
         """How images are cut."""
         return {"data": {name: getattr(data, name) for name in ("image_size", "resize")}}
 
     def score(
-        self,
-        model: Any,
-        test: TestSplit[Any],
-        origin: Origin,
-        facts: TrainingFacts,
-        console: Console | None = None,
+        self, model: Any, test: Split, origin: Origin, facts: TrainingFacts, console: Console | None
     ) -> Scores:
         rows = evaluate(model, test, self, origin, console=console)
         fields = sample_image_fields(model, test, self, origin)
@@ -98,8 +91,7 @@ def evaluate(
     kept = samples.decoded_rows()
     errors, labels = errors[kept], samples.labels.cpu()[kept]
     groups = tuple(samples.class_names[label] for label in labels.tolist())
-    rows = []
-    paper = settings.paper_errors or (None,) * len(ACCURACIES)
+    rows, paper = [], settings.paper_errors or (None,) * len(ACCURACIES)
     for metric, column, quoted in zip(ACCURACIES, errors.T.tolist(), paper, strict=True):
         by_class = group_errors(column, groups, {})
         row = make_row(tuple(column), by_class, quoted, origin, parameter_count(model), device)
@@ -119,10 +111,9 @@ def measure(
     device, draws = next(model.parameters()).device, point_draws(model, settings)
     parts = []
     with measuring(model), progress_bar(console) as progress:
-        total = -(-len(samples) // settings.batch_size)
-        description = f"testing {label}".strip()
-        batches = samples.in_order(torch.arange(len(samples)).split(settings.batch_size))
-        for batch in progress.track(batches, total=total, description=description):
+        rows = torch.arange(len(samples)).split(settings.batch_size)
+        batches, description = samples.in_order(rows), f"testing {label}".strip()
+        for batch in progress.track(batches, total=len(rows), description=description):
             scores = model(batch.images.to(device, non_blocking=True), draws)
             parts.append(top_errors(scores, batch.labels.to(device)).cpu())
     errors = torch.cat(parts)
@@ -137,27 +128,14 @@ def measure(
 
 def trivial_rows(rows: Sequence[Row], facts: TrainingFacts) -> list[Row]:
     """Always the class that most training images have, scored as the model was (top-1)."""
-    if facts.frequent_class is None:
+    if (frequent := facts.frequent_class) is None:
         return []
     row = next(row for row in rows if row.metric == "top1_error")
-    groups = tuple(
-        replace(group, error=float(group.name != facts.frequent_class)) for group in row.groups
-    )
+    groups = tuple(replace(each, error=float(each.name != frequent)) for each in row.groups)
     right = sum(group.samples for group in groups if not group.error)
     errors = (0.0,) * right + (1.0,) * (row.samples - right)  # in the order of no image
-    return [
-        replace(
-            row,
-            model="most frequent class",
-            seed=None,
-            parameters=0,
-            training=None,
-            paper_error=None,
-            errors=errors,
-            error=mean(errors),
-            groups=groups,
-        )
-    ]
+    row = replace(row, model="most frequent class", seed=None, parameters=0, training=None)
+    return [replace(row, paper_error=None, errors=errors, error=fmean(errors), groups=groups)]
 
 
 def point_draws(model: Classifier, settings: ClassificationSettings) -> PointDraws | None:
@@ -180,10 +158,7 @@ def _few(names: tuple[str, ...]) -> str:
 
 
 def choose_images(labels: Int[Tensor, " n"], count: int) -> list[int]:
-    """The first image of classes spread over all classes, then the second of each, and so on.
-
-    Decided without a model.
-    """
+    """The first images of classes spread over all, then the second ones: chosen without a model."""
     labels = labels.cpu()
     classes = labels.unique()
     spread = torch.linspace(0, len(classes) - 1, min(count, len(classes))).round().long()
@@ -206,7 +181,11 @@ def sample_image_fields(
         images = samples.batch(rows).images.to(device)
         draws = point_draws(model, settings)
         probabilities, guesses = model(images, draws).softmax(dim=-1).max(dim=-1)
-        anchors, length_scales = _anchors(model, images, draws)
+        anchors = length_scales = images.new_zeros(len(images), 0, 2)  # of models without anchors
+        if isinstance(model, ImageClassifier):
+            found = model.represent(images, draws).anchors
+            anchors = found.positions
+            length_scales = found.refinement_length_scales.expand_as(anchors)
     pictures = (images.permute(0, 2, 3, 1) * 255).round().clamp(0, 255).to(torch.uint8)
     labels = samples.labels.cpu()
     return ImageFields(
@@ -220,13 +199,3 @@ def sample_image_fields(
         anchors=anchors.float().cpu().numpy(),
         length_scales=length_scales.float().cpu().numpy(),
     )
-
-
-def _anchors(
-    model: Classifier, images: Float[Tensor, "n 3 h w"], draws: PointDraws | None
-) -> tuple[Float[Tensor, "n m 2"], Float[Tensor, "n m 2"]]:
-    """Anchors and refinement length scales; none for models without anchors."""
-    if not isinstance(model, ImageClassifier):
-        return images.new_zeros(len(images), 0, 2), images.new_zeros(len(images), 0, 2)
-    found = model.represent(images, draws).anchors
-    return found.positions, found.refinement_length_scales.expand_as(found.positions)

@@ -59,7 +59,6 @@ class Result:
     seed: int
     status: Literal["done", "failed", "waiting"]
     run: str
-    """The name of its run folder."""
     learning_rate: float
     predictor_learning_rate: float | None
     parameters: int | None = None
@@ -73,7 +72,6 @@ class Result:
     steps_per_second: float | None = None
     """Of the updates once the run is under way."""
     images_per_second: float | None = None
-    """Likewise, for classifiers."""
     starts: int | None = None
     """How often it was started: once, and again whenever it was resumed."""
     peak_memory_gib: float | None = None
@@ -94,9 +92,6 @@ class Result:
             peak_memory_gib=plan.calibration.peak_memory_gib,
             calibrated_steps_per_second=plan.calibration.steps_per_second,
         )
-
-    def failed(self, reason: str) -> Self:
-        return replace(self, status="failed", note=f"failed: {reason}")
 
     def scored(self, run: Path) -> Self:
         """With the cost and the errors of a run that is trained and scored."""
@@ -129,17 +124,13 @@ def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1_000 else f"{value:,.0f}"
 
 
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 IMAGES = "Images\n/s"
 Costs = dict[str, tuple[str, Callable[[float], str]]]
 COSTS: Costs = {
-    "Steps": ("steps", _whole),
+    "Steps": ("steps", "{:,.0f}".format),
     "Time\n(s)": ("training_seconds", _short),
     "Steps\n/s": ("steps_per_second", _short),
-    IMAGES: ("images_per_second", _whole),
+    IMAGES: ("images_per_second", "{:,.0f}".format),
     "Peak\nGiB": ("peak_memory_gib", "{:.1f}".format),
 }
 """Columns about what a model cost: a field of its results, and how their mean is shown."""
@@ -147,8 +138,6 @@ COSTS: Costs = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """All results of one comparison."""
-
     task: str
     budget: str
     results: tuple[Result, ...]
@@ -160,12 +149,7 @@ class Comparison:
 
     @classmethod
     def read(
-        cls,
-        folder: Path,
-        task: str,
-        budget: str,
-        results: tuple[Result, ...],
-        notes: tuple[str, ...] = (),
+        cls, folder: Path, task: str, budget: str, results: tuple[Result, ...], *notes: str
     ) -> Self:
         """With the hardware and versions of the runs in a folder; a note names what differs."""
         starts = [start for each in results for start in read_starts(folder / each.run)]
@@ -204,16 +188,15 @@ class Comparison:
 
     def explanations(self) -> list[str]:
         """What a reader of the table must know, a sentence or two each."""
-        timed = not self.budget.endswith("steps")
-        words = [
-            f"Budget: {self.budget} for each model"
-            + (
+        measured = ""
+        if not self.budget.endswith("steps"):
+            measured = (
                 " in updates on this device. A short measurement of each model gives its steps, so "
-                "the time it then takes can differ a little."
-                if timed
-                else "."
+                "the time it then takes can differ a little"
             )
-            + " Validation, saving and the test are not counted.",
+        words = [
+            f"Budget: {self.budget} for each model{measured}. Validation, saving and the test are "
+            "not counted.",
             "Schedule: for every model, in place of its recipe's, a linear warm-up over a tenth of "
             f"its steps (at most {MOST_WARMUP:,}), then one cosine to zero, at the learning rate "
             f"of its recipe: {self._rates()}.",
@@ -224,19 +207,15 @@ class Comparison:
                 "Compilation comes on top of the budget, again whenever a run is resumed. It is "
                 "in the time, not in steps/s, which is the median over the run."
             )
+        memory = "Peak: most memory allocated on the GPU by updates, the data on it included."
+        paper = "paper: its figures after its own, longer training, on the published data."
+        seeds = "±: standard deviation over the seeds of a model; the line above it is their mean."
         if any(each.peak_memory_gib is not None for each in self.results):
-            words.append(
-                "Peak: most memory allocated on the GPU by updates, the data on it included."
-            )
+            words.append(memory)
         if any(score.paper_error for each in self.results for score in each.scores):
-            words.append(
-                "paper: its figures after its own, longer training, on the published data."
-            )
-        counts = {each.number for each in self.results}
-        if len(counts) > 1:
-            words.append(
-                "±: standard deviation over the seeds of a model; the line above it is their mean."
-            )
+            words.append(paper)
+        if len({each.number for each in self.results}) > 1:
+            words.append(seeds)
         for each in self.results:
             if each.note is not None:
                 which = f", seed {each.number}" if each.status == "failed" else ""
@@ -255,15 +234,10 @@ class Comparison:
         return f"# {markdown(self.title)}\n\n{self.table().markdown()}\n{notes}\n"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "task": self.task,
-            "budget": self.budget,
-            "hardware": self.hardware,
-            "versions": self.versions,
-            "commits": self.commits,
-            "explanations": self.explanations(),
-            "rows": [to_json(each) for each in self.results],
-        }
+        names = ("task", "budget", "hardware", "versions", "commits")
+        found = {name: getattr(self, name) for name in names}
+        rows = [to_json(each) for each in self.results]
+        return found | {"explanations": self.explanations(), "rows": rows}
 
     def _rates(self) -> str:
         found = {}
@@ -274,13 +248,10 @@ class Comparison:
         return ", ".join(found.values())
 
     def _environment(self) -> str:
-        versions = ", ".join(
-            f"{name} {self.versions[name]}"
-            for name in ("fst", "torch", "neuraloperator")
-            if self.versions.get(name)
-        )
-        if not versions:
+        names = [n for n in ("fst", "torch", "neuraloperator") if self.versions.get(n)]
+        if not names:
             return "Nothing is trained yet."
+        versions = ", ".join(f"{name} {self.versions[name]}" for name in names)
         return f"Made with: {hardware_name(self.hardware)}; {versions}."
 
 
@@ -333,8 +304,6 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """How a search stands."""
-
     recipe: str
     trials: tuple[Trial, ...]
     selected: float | None
@@ -378,8 +347,7 @@ class Search:
         return f"# {markdown(table.title)}\n\n{table.markdown()}\n{conclusion}\n"
 
     def to_json(self) -> dict[str, Any]:
-        found = {"confirmed": self.confirmed, "conclusion": self.conclusion()}
-        return to_json(self) | found
+        return to_json(self) | {"confirmed": self.confirmed, "conclusion": self.conclusion()}
 
 
 def _line(trial: Trial, verdict: str) -> tuple[str, ...]:

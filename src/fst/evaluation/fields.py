@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, Shaped, UInt8, jaxtyped
 
-from fst.data.files import DataError, reading
+from fst.data.files import DataError, blame, reading
 from fst.io import write_file
 
 Array = np.ndarray
@@ -146,9 +146,8 @@ class ImageFields(SavedFields):
     """Files that the images came from."""
     labels: Shaped[Array, " n"]
     guesses: Shaped[Array, " n"]
-    """The most probable class, by name."""
+    """The most probable class of each, with its probability."""
     probabilities: Float[Array, " n"]
-    """Of the guesses."""
     pictures: UInt8[Array, "n h w 3"]
     anchors: Float[Array, "n m 2"]
     length_scales: Float[Array, "n m 2"]
@@ -173,10 +172,8 @@ def read_fields(path: Path) -> SavedFields:
         arrays = {each.name: arrays[each.name] for each in fields(kind)}
     _check_arrays(path, kind, arrays)
     found = kind(**arrays)
-    try:
+    with blame(path):
         found.check()
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from None
     return found
 
 

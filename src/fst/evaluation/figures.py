@@ -20,13 +20,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import EllipseCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    EngFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-)
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.tri import Triangulation
 
 from fst.evaluation.fields import Array, Fields, ImageFields, SavedFields, full_grid
@@ -34,6 +28,8 @@ from fst.evaluation.rows import Curves, Metric, Row
 from fst.evaluation.tables import by_model
 from fst.evaluation.tables import full_grid as last_grid
 
+Chosen = Sequence[int] | None  # samples; None: all
+InPlane = Float[Array, "m 2"]
 STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 9.0,
@@ -122,8 +118,7 @@ class Plane:
         panel.xaxis.set_major_locator(MaxNLocator(4))
         panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         panel.set_aspect("equal" if self.equal else "auto")
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(True)
+        panel.spines[["top", "right"]].set_visible(True)
 
     def name(self, axes: Array) -> None:
         """Names of the axes at the left and at the bottom only."""
@@ -167,21 +162,16 @@ def new_figure(
 ) -> tuple[Figure, Array]:
     """A figure of `rows` × `columns` axes, always as a two-dimensional array."""
     figure = Figure(figsize=(width, row_height * rows + 0.5), layout="compressed")
-    axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if share else "none")
-    return figure, axes
+    return figure, figure.subplots(rows, columns, squeeze=False, sharey="row" if share else "none")
 
 
 def color_bar(
-    figure: Figure,
-    drawn: ScalarMappable,
-    panels: list[Axes],
-    label: str,
-    height: float,
-    **looks: Any,
+    drawn: ScalarMappable, panels: list[Axes], label: str, height: float, **looks: Any
 ) -> None:
     """A colour bar beside panels so many inches high, along which its label is broken to fit."""
     letters = max(10, int(height / LETTER_WIDTH))
     words = textwrap.fill(label, letters, break_long_words=False)
+    figure = panels[0].figure
     figure.colorbar(drawn, ax=panels, label=words, **{"pad": 0.03, "aspect": 18} | looks)
 
 
@@ -223,20 +213,15 @@ def draw_points(
 def square_size(flat: Float[Array, "p 2"], plane: Plane) -> float:
     """The area of the squares that draw scattered points: large where the points leave room."""
     side = math.ceil(math.sqrt(max(len(flat), 1)))
-    taken = np.histogram2d(
-        flat[:, 0], flat[:, 1], bins=side, range=np.stack((plane.low, plane.high), axis=1)
-    )[0]
+    ends = np.stack((plane.low, plane.high), axis=1)
+    taken = np.histogram2d(flat[:, 0], flat[:, 1], bins=side, range=ends)[0]
     # Of as many bins as points, points at random take all but 1/e.
     spread = np.count_nonzero(taken) / (1 - 1 / math.e)
     return float(np.clip(AREA * plane.aspect / max(spread, 1), SMALLEST, LARGEST))
 
 
 def draw_ellipses(
-    panel: Axes,
-    centers: Float[Array, "m 2"],
-    lengths: Float[Array, "m 2"],
-    sizes: Float[Array, " m"],
-    scale: Normalize,
+    panel: Axes, centers: InPlane, lengths: InPlane, sizes: Float[Array, " m"], scale: Normalize
 ) -> None:
     """One soft ellipse an anchor: nested transparent ones that add up towards the middle."""
     colors = matplotlib.colormaps["viridis"](scale(sizes))
@@ -244,21 +229,13 @@ def draw_ellipses(
     order = np.argsort(-sizes, kind="stable")
     for level in ELLIPSE_LEVELS:
         across, up = 2 * ELLIPSE_SCALE * level * lengths[order].T
-        collection = EllipseCollection(
-            across,
-            up,
-            np.zeros(len(order)),
-            units="xy",
-            offsets=centers[order],
-            offset_transform=panel.transData,
-            facecolors=colors[order],
-            edgecolors="none",
-            alpha=0.3,
-        )
-        panel.add_collection(collection)
+        looks = {"facecolors": colors[order], "edgecolors": "none", "alpha": 0.3}
+        where = {"offsets": centers[order], "offset_transform": panel.transData}
+        angles = np.zeros(len(order))
+        panel.add_collection(EllipseCollection(across, up, angles, units="xy", **where, **looks))
 
 
-def draw_anchors(panel: Axes, centers: Float[Array, "m 2"], size: float = 4.0) -> None:
+def draw_anchors(panel: Axes, centers: InPlane, size: float = 4.0) -> None:
     # A white rim keeps the dots apart from dark parts of the picture.
     rim: dict[str, Any] = {"edgecolors": "white", "lw": 0.3, "zorder": 3, "clip_on": False}
     panel.scatter(centers[:, 0], centers[:, 1], s=size, c="black", **rim)
@@ -266,16 +243,9 @@ def draw_anchors(panel: Axes, centers: Float[Array, "m 2"], size: float = 4.0) -
 
 @matplotlib.rc_context(STYLE)
 def solutions(
-    fields: Fields,
-    samples: Sequence[int] | None = None,
-    channel: int = 0,
-    normal: int | None = None,
+    fields: Fields, samples: Chosen = None, channel: int = 0, normal: int | None = None
 ) -> Figure:
-    """Observations, reference, prediction and absolute error, one sample a row.
-
-    Observations are left out where there are none, or where they have a picture of no use: on a
-    grid whose reference shows them.
-    """
+    """Observations, if any, reference, prediction and absolute error, one sample a row."""
     samples = range(len(fields)) if samples is None else samples
     if fields.axes == 3 and normal is None:
         normal = 0
@@ -302,15 +272,15 @@ def solutions(
             positions, values = fields.observations(sample)
             mesh = cells if np.array_equal(positions, points) else None
             drawn = draw_points(line[0], plane, positions, values[:, observed], *look, mesh)
-            color_bar(figure, drawn, [line[0]], given[observed], height)
+            color_bar(drawn, [line[0]], given[observed], height)
             titles.insert(0, "observations")
         draw_points(left, plane, points, truth, colors, scale, cells)
         drawn = draw_points(middle, plane, points, prediction, colors, scale, cells)
         ends = beyond(prediction[inside], scale) if len(inside) else "neither"
-        color_bar(figure, drawn, [left, middle], label, height, pad=0.02, extend=ends)
+        color_bar(drawn, [left, middle], label, height, pad=0.02, extend=ends)
         least = Normalize(0, max(error[inside].max() if len(inside) else 0, 1e-12))
         drawn = draw_points(right, plane, points, error, ERROR, least, cells)
-        color_bar(figure, drawn, [right], f"|error|, {label}", height)
+        color_bar(drawn, [right], f"|error|, {label}", height)
         titles[0] = f"{fields.title(sample)}\n{titles[0]}"
         for panel, title in zip(line, titles, strict=True):
             panel.set_title(title)
@@ -319,7 +289,7 @@ def solutions(
 
 
 @matplotlib.rc_context(STYLE)
-def curves(fields: Fields, samples: Sequence[int] | None = None, channel: int = 0) -> Figure:
+def curves(fields: Fields, samples: Chosen = None, channel: int = 0) -> Figure:
     """On one axis: observations, reference and prediction together, and absolute error."""
     samples = range(len(fields)) if samples is None else samples
     figure, axes = new_figure(len(samples), 2, width=WIDTH, row_height=2.1)
@@ -330,12 +300,11 @@ def curves(fields: Fields, samples: Sequence[int] | None = None, channel: int = 
         points = fields.points(sample)[order, 0]
         truth, prediction = (each[order, channel] for each in fields.answers(sample))
         left.plot(points, truth, color=PALETTE[0], linewidth=1.6, label="reference")
-        dashed: dict[str, Any] = {"linestyle": "--", "color": PALETTE[1]}
-        left.plot(points, prediction, linewidth=1.3, label=str(fields.model), **dashed)
+        name = str(fields.model)
+        left.plot(points, prediction, "--", color=PALETTE[1], linewidth=1.3, label=name)
         if label in fields.value_labels and len(values):
             given = values[:, fields.value_labels.tolist().index(label)]
-            dots: dict[str, Any] = {"color": "black", "markersize": 3, "label": "observations"}
-            left.plot(positions[:, 0], given, ".", **dots)
+            left.plot(positions[:, 0], given, ".k", markersize=3, label="observations")
         for anchor in fields.anchors[sample, :, 0]:
             left.axvline(anchor, ymax=0.03, color="0.5", linewidth=0.6)
         right.plot(points, np.abs(prediction - truth), color="black", linewidth=1.0)
@@ -350,10 +319,7 @@ def curves(fields: Fields, samples: Sequence[int] | None = None, channel: int = 
 
 
 def sections(fields: Fields, sample: int) -> tuple[Array, Array, Array, Array] | None:
-    """Cuts of the first axis, the second axis, and reference and prediction there; on grids only.
-
-    Where no cuts were asked for they are a quarter, a half and three quarters of the first axis.
-    """
+    """Cuts of the first axis, the second axis, reference and prediction there; on grids only."""
     grid = full_grid(fields.points(sample)) if fields.axes == 2 else None
     if grid is None:
         return None
@@ -367,10 +333,7 @@ def sections(fields: Fields, sample: int) -> tuple[Array, Array, Array, Array] |
 
 @matplotlib.rc_context(STYLE)
 def profiles(runs: Sequence[tuple[str, Fields]], most: int = 4) -> Figure:
-    """Cuts through the prediction of each model (dashed) over the reference; colour says where.
-
-    Of at most so many samples that all models were asked for. Each row shares its limits.
-    """
+    """Cuts through predictions (dashed) over the reference, of at most so many common samples."""
     models = [fields for _, fields in runs]
     fields, rows = models[0], common_rows(models)[:most]
     width = min(WIDTH, 3.5 + 3.6 * len(models))
@@ -388,22 +351,19 @@ def profiles(runs: Sequence[tuple[str, Fields]], most: int = 4) -> Figure:
                 panel.plot(along, answer, color=color, linewidth=1.3, linestyle=(0, (3, 2)))
             panel.set_xlim(along[0], along[-1])
             labels = [f"{name} = {cut:.3g}" for cut in cuts]
-        title = fields.title(fields.rows.tolist().index(row))
-        line[0].set_title(title, loc="left")
+        line[0].set_title(fields.title(fields.rows.tolist().index(row)), loc="left")
         line[0].set_ylabel(str(fields.target_labels[0]))
     for panel, (run, _) in zip(axes[0], runs, strict=True):
         panel.set_title(f"{run} (dashed) and reference", loc="right")
     for panel in axes[-1]:
         panel.set_xlabel(str(fields.axis_labels[1]))
-    handles = axes[0, 0].lines[::2]
-    figure.legend(
-        handles=handles, labels=labels, loc="outside lower center", ncols=3 if width < WIDTH else 6
-    )
+    columns = 3 if width < WIDTH else 6
+    figure.legend(axes[0, 0].lines[::2], labels, loc="outside lower center", ncols=columns)
     return figure
 
 
 @matplotlib.rc_context(STYLE)
-def anchors(fields: Fields, samples: Sequence[int] | None = None) -> Figure:
+def anchors(fields: Fields, samples: Chosen = None) -> Figure:
     """Anchors over the dense field (top) and their decoding length scales (bottom)."""
     samples = range(min(4, len(fields))) if samples is None else samples
     plane = Plane(fields, 0 if fields.axes == 3 else None)
@@ -429,18 +389,14 @@ def anchors(fields: Fields, samples: Sequence[int] | None = None) -> Figure:
         plane.frame(bottom)
     plane.name(axes)
     label = "√(ℓ₁ℓ₂) in the unit square" if fields.axes == 2 else "mean length scale (unit box)"
-    bar = ScalarMappable(scale, "viridis")
-    name = str(fields.target_labels[0])
-    color_bar(figure, drawn, list(axes[0]), name, height, pad=0.01, extend="both")
-    color_bar(figure, bar, list(axes[1]), label, height, pad=0.01)
+    name, bar = str(fields.target_labels[0]), ScalarMappable(scale, "viridis")
+    color_bar(drawn, list(axes[0]), name, height, pad=0.01, extend="both")
+    color_bar(bar, list(axes[1]), label, height, pad=0.01)
     return figure
 
 
 def dense_field(fields: Fields, sample: int) -> tuple[Float[Array, "p s"], Float[Array, " p"]]:
-    """The prediction on an even grid; where queries lie on a grid, there.
-
-    Far from any query, as outside a mesh, nothing is known and nothing is drawn.
-    """
+    """The prediction on an even grid, or at queries on a grid; masked far from any query."""
     points = fields.points(sample)
     if not fields.dense.shape[1]:
         return points, fields.answers(sample)[1][:, 0]
@@ -498,18 +454,15 @@ def over_domain(fields: Fields) -> Figure | None:
         ]
         if fields.axes == 1:
             panel.stairs(rms, edges[0], color="black")
-            panel.set_ylabel(f"RMS error, {label}")
-            panel.set_xlabel(str(fields.axis_labels[0]))
+            panel.set(xlabel=str(fields.axis_labels[0]), ylabel=f"RMS error, {label}")
             continue
-        if plane.shown == sorted(plane.shown):
-            rms = rms.T
-        else:
-            edges = edges[::-1]
-        table = np.ma.masked_invalid(rms)
+        if plane.shown != sorted(plane.shown):
+            rms, edges = rms.T, edges[::-1]
+        table = np.ma.masked_invalid(rms.T)
         drawn = panel.pcolormesh(*edges, table, cmap=ERROR, norm=Normalize(0, table.max()))
         plane.frame(panel)
         plane.name(np.array([[panel]]))
-        color_bar(figure, drawn, [panel], f"RMS error, {label}", height - 0.5)
+        color_bar(drawn, [panel], f"RMS error, {label}", height - 0.5)
     return figure
 
 
@@ -593,8 +546,7 @@ def histogram(rows: Sequence[Row]) -> Figure | None:
     found = [row for row in last_grid(rows) if not row.trivial and row.samples > 2]
     if not found:
         return None
-    figure, axes = new_figure(1, 1, width=6.4, row_height=2.7)
-    panel = axes[0, 0]
+    figure, [[panel]] = new_figure(1, 1, width=6.4, row_height=2.7)
     every = np.concatenate([np.asarray(row.errors) for row in found])
     low, high = max(every.min(), 1e-8), max(every.max(), 2e-8)
     edges = np.geomspace(0.98 * low, 1.02 * high, int(np.clip(np.sqrt(len(every)) * 2, 8, 40)))
@@ -616,35 +568,29 @@ def histogram(rows: Sequence[Row]) -> Figure | None:
 
 @matplotlib.rc_context(STYLE)
 def viscosity(rows: Iterable[Row]) -> Figure | None:
-    """Error by viscosity, and how far FST is from FNO where both are there (paper, Figure 3).
-
-    None with fewer than two groups: there is nothing to compare.
-    """
+    """Error by viscosity, and how far FST is from FNO (paper, Figure 3); None with one group."""
     grouped = [row for row in last_grid(rows) if len(row.groups) > 1 and not row.trivial]
     if not grouped:
         return None
     names = [group.name for group in grouped[0].groups]
-    errors = [{group.name: group.error for group in row.groups} for row in grouped]
-    models = [row.model for row in grouped]
-    found = dict(zip(models, errors, strict=True))
-    fst, fno = found.get("FST", {}), found.get("FNO", {})
+    models = [(row.model, {each.name: each.error for each in row.groups}) for row in grouped]
+    fst, fno = (dict(models).get(name, {}) for name in ("FST", "FNO"))
     both = bool(fst) and list(fst) == list(fno)
     figure, axes = new_figure(1, 2 if both else 1, width=8.0, row_height=2.9)
+    across, title = range(len(names)), "test error of each viscosity"
     lines = [
-        (model, range(len(names)), [each.get(name, math.nan) for name in names])
-        for model, each in zip(models, errors, strict=True)
+        (model, across, [each.get(name, math.nan) for name in names]) for model, each in models
     ]
-    title = "test error of each viscosity"
     chart(axes[0, 0], lines, ylabel="mean relative L2 error", title=title)
     if both:
         change = [100 * (fst[name] - fno[name]) / fno[name] for name in names]
         colors = [PALETTE[0] if value < 0 else PALETTE[1] for value in change]
-        axes[0, 1].bar(range(len(names)), change, color=colors, width=0.7)
+        axes[0, 1].bar(across, change, color=colors, width=0.7)
         axes[0, 1].axhline(0, color="black", linewidth=0.8)
         title = "100 (FST − FNO) / FNO; below zero FST is better"
         axes[0, 1].set(ylabel="error of FST over FNO's (%)", title=title)
     for panel in axes[0]:
-        panel.set_xticks(range(len(names)), names, rotation=45)
+        panel.set_xticks(across, names, rotation=45)
         panel.set_xlabel("viscosity ν")
     return figure
 
@@ -655,16 +601,15 @@ def local_decoding(rows: Iterable[Row]) -> Figure | None:
     swept = [those for those in by_model(rows).values() if any(r.neighbors for r in those)]
     if not swept:
         return None
-    figure, axes = new_figure(1, 1, width=5.2, row_height=3.0)
-    panel = axes[0, 0]
+    figure, [[panel]] = new_figure(1, 1, width=5.2, row_height=3.0)
     counts: set[int] = set()
     for index, those in enumerate(swept):
         near = {row.neighbors: row.error for row in those if row.neighbors is not None}
         whole = [row for row in those if row.neighbors is None][-1]
         counts |= near.keys()
         draw_line(panel, list(near), list(near.values()), index, f"{whole.model}, nearest k")
-        looks: dict[str, Any] = {"color": PALETTE[index % len(PALETTE)], "linestyle": "--"}
-        panel.axhline(whole.error, linewidth=1.0, label=f"{whole.model}, all anchors", **looks)
+        color, label = PALETTE[index % len(PALETTE)], f"{whole.model}, all anchors"
+        panel.axhline(whole.error, linewidth=1.0, linestyle="--", color=color, label=label)
     panel.set_xscale("log", base=2)
     panel.set_xticks(sorted(counts), map(str, sorted(counts)))
     panel.xaxis.set_minor_locator(NullLocator())
@@ -675,21 +620,17 @@ def local_decoding(rows: Iterable[Row]) -> Figure | None:
 @matplotlib.rc_context(STYLE)
 def by_grid(rows: Iterable[Row]) -> Figure | None:
     """Error by test grid; None with fewer than two grids."""
-    models = [
-        [(math.prod(row.grid), row) for row in those if row.neighbors is None and row.grid]
-        for those in by_model(rows).values()
-        if not those[0].trivial
-    ]
+    shown = by_model(row for row in rows if row.neighbors is None and not row.trivial)
+    models = [[(math.prod(row.grid), row) for row in those if row.grid] for those in shown.values()]
     models = [those for those in models if len(those) > 1]
     if not models:
         return None
-    figure, axes = new_figure(1, 1, width=5.2, row_height=2.7)
-    panel = axes[0, 0]
+    figure, [[panel]] = new_figure(1, 1, width=5.2, row_height=2.7)
     panel.set_xscale("log")
-    lines = [
-        (those[0][1].model, [points for points, _ in those], [row.error for _, row in those])
-        for those in models
-    ]
+    lines = []
+    for those in models:
+        points, found = zip(*those, strict=True)
+        lines.append((found[0].model, points, [row.error for row in found]))
     chart(panel, lines, xlabel="test grid", ylabel="mean relative L2 error")
     grids = {points: row.column for those in models for points, row in those}
     panel.set_xticks(list(grids), list(grids.values()), rotation=20)
@@ -736,17 +677,18 @@ def _averaged(curve: Sequence[tuple[int, float]]) -> Float[Array, "2 k"]:
 
 @matplotlib.rc_context(STYLE)
 def guesses(fields: ImageFields) -> Figure:
-    """The images with their class, and the model's guess with its probability.
-
-    Of models with anchors these lie over the images, and below each row of images their length
-    scales.
-    """
+    """Images with class, guess and probability; where there are anchors, these and their scales."""
     lines, deep = -(-len(fields) // COLUMNS), 2 if fields.anchors.shape[1] else 1
     width, height = (9.8, 2.45) if deep == 2 else (9.2, 2.7)
     figure, axes = new_figure(deep * lines, COLUMNS, width=width, row_height=height)
     _blank(axes)
     for sample in range(len(fields)):
-        draw_picture(axes[deep * (sample // COLUMNS), sample % COLUMNS], fields, sample)
+        panel = axes[deep * (sample // COLUMNS), sample % COLUMNS]
+        panel.imshow(fields.pictures[sample], extent=(0, 1, 1, 0), interpolation="bilinear")
+        _frame_image(panel, fields)
+        guess, label = (str(names[sample]) for names in (fields.guesses, fields.labels))
+        other = "" if guess == label else f"\ntaken for {_shortened(guess)}"
+        panel.set_title(f"{_shortened(label)}{other} ({fields.probabilities[sample]:.2f})")
     if deep == 1:
         return figure
     sizes = np.sqrt(np.prod(fields.length_scales, axis=-1))
@@ -760,15 +702,6 @@ def guesses(fields: ImageFields) -> Figure:
     label, bar = "length scale ℓ in the unit square", ScalarMappable(scale, "viridis")
     figure.colorbar(bar, ax=list(axes.flat), label=label, pad=0.01, aspect=40)
     return figure
-
-
-def draw_picture(panel: Axes, fields: ImageFields, sample: int) -> None:
-    """An image; its title is the class, what it was taken for, and how sure the model was."""
-    panel.imshow(fields.pictures[sample], extent=(0, 1, 1, 0), interpolation="bilinear")
-    _frame_image(panel, fields)
-    guess, label = (str(names[sample]) for names in (fields.guesses, fields.labels))
-    other = "" if guess == label else f"\ntaken for {_shortened(guess)}"
-    panel.set_title(f"{_shortened(label)}{other} ({fields.probabilities[sample]:.2f})")
 
 
 def _shortened(text: str) -> str:
@@ -785,8 +718,7 @@ def _frame_image(panel: Axes, fields: ImageFields) -> None:
     height, width = fields.pictures.shape[1:3]
     panel.set_axis_on()
     panel.set(xlim=(0, 1), ylim=(1, 0), aspect=height / width, xticks=[], yticks=[])
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(True)
+    panel.spines[["top", "right"]].set_visible(True)
 
 
 def pictures(fields: SavedFields, name: str) -> list[Picture]:
@@ -852,15 +784,13 @@ def shared_pictures(saved: Sequence[tuple[str, SavedFields]]) -> list[Picture]:
     if not runs:
         return []
     found, file = [], file_name(runs[0][0])
-    for index, those in enumerate(_same_samples(runs)):
-        models = [fields for _, fields in those]
-        if sections(models[0], 0) is None:
-            continue
-        names = ", ".join(name for name, _ in those)
-        second, first_axis = models[0].axis_labels[1], models[0].axis_labels[0]
-        caption = f"{names}: profiles along {second} at fixed {first_axis}."
-        figure = profiles(those)
-        found.append(Picture(f"{file}-profiles-{index + 1}", caption, figure))
+    for number, those in enumerate(_same_samples(runs), start=1):
+        first = those[0][1]
+        if sections(first, 0) is not None:
+            names = ", ".join(name for name, _ in those)
+            cut, along = first.axis_labels
+            caption = f"{names}: profiles along {along} at fixed {cut}."
+            found.append(Picture(f"{file}-profiles-{number}", caption, profiles(those)))
     if (along := along_axes(runs)) is not None:
         caption = "Error over time and mean power spectra, over the whole test set."
         found.append(Picture(f"{file}-time-and-spectra", caption, along))
@@ -870,12 +800,13 @@ def shared_pictures(saved: Sequence[tuple[str, SavedFields]]) -> list[Picture]:
 def _same_samples(runs: Sequence[tuple[str, Fields]]) -> list[list[tuple[str, Fields]]]:
     """Runs that were asked about the same solutions, together."""
     found: list[list[tuple[str, Fields]]] = []
-    for name, fields in runs:
-        same = (those for those in found if _same_solutions(those[0][1], fields))
-        if (those := next(same, None)) is None:
-            found.append([(name, fields)])
+    for run in runs:
+        for those in found:
+            if _same_solutions(those[0][1], run[1]):
+                those.append(run)
+                break
         else:
-            those.append((name, fields))
+            found.append([run])
     return found
 
 
@@ -892,5 +823,4 @@ def common_rows(models: Sequence[Fields]) -> list[int]:
 
 
 def file_name(name: str) -> str:
-    """A name that is safe as part of a file name."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -27,6 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fst.base import Model, parameter_count
 from fst.data.samples import Batch, Samples
 from fst.data.source import DataSource, TestSplit
+from fst.evaluation import trivial
 from fst.evaluation.fields import (
     PICTURE,
     Array,
@@ -49,15 +51,7 @@ from fst.evaluation.rows import (
     group_errors,
     shortened,
 )
-from fst.evaluation.rows import mean as mean_of
-from fst.evaluation.trivial import (
-    Answers,
-    Predictor,
-    TrainingFacts,
-    compared,
-    observed_targets,
-    predictors,
-)
+from fst.evaluation.trivial import Answers, Predictor, Queries, TrainingFacts, Values
 from fst.evaluation_points import PointDraws
 from fst.field import Field
 from fst.kernels import fuse, fused, unfuse
@@ -69,6 +63,7 @@ from fst.terminal import printable, progress_bar
 from fst.types import Domain, check_fields
 from fst.version import __version__
 
+Split = TestSplit[Any]
 # Parts of each axis, by the number of axes, that errors off any grid are summed in.
 BINS = {1: 48, 2: 20, 3: 8}
 # The even grid on which a field is drawn where its queries lie on none.
@@ -86,15 +81,11 @@ class TestProtocol(ABC):
     """Of the models that are scored."""
     shown: ClassVar[tuple[str, ...]]
     """Settings of what is shown beside the errors, which they do not change."""
+    of_images: ClassVar[bool] = False
 
     @abstractmethod
     def score(
-        self,
-        model: Any,
-        test: TestSplit[Any],
-        origin: Origin,
-        facts: TrainingFacts,
-        console: Console | None = None,
+        self, model: Any, test: Split, origin: Origin, facts: TrainingFacts, console: Console | None
     ) -> Scores:
         """Rows of the model, then of the trivial predictors; and what the figures draw."""
 
@@ -108,15 +99,9 @@ class TestProtocol(ABC):
         """The same settings without what only costs time in a comparison."""
         return self
 
-    def beside_validation(
-        self, error: float, training: Any, validation: Any, source: DataSource
-    ) -> str:
+    def beside_validation(self, error: float, splits: tuple[Any, Any], source: DataSource) -> str:
         """A validation error in words, beside the trivial predictors on the same samples."""
         return f"Validation error: {error:.5f}."
-
-    def images_per_step(self, batch_size: int) -> int | None:
-        """How many images a training step takes; None where it takes none."""
-        return None
 
     def fingerprint(self, weights: bytes, data: DataSource) -> str:
         """Identifies the weights scored and what was asked of them, in a few characters."""
@@ -179,12 +164,7 @@ class EvaluationSettings(TestProtocol):
                 raise ValueError(f"{name} must not repeat, got {getattr(self, name)}")
 
     def score(
-        self,
-        model: Any,
-        test: TestSplit[Any],
-        origin: Origin,
-        facts: TrainingFacts,
-        console: Console | None = None,
+        self, model: Any, test: Split, origin: Origin, facts: TrainingFacts, console: Console | None
     ) -> Scores:
         over = OverDomain(views_of(test.samples, self)[-1], self)
         rows = evaluate(model, test, self, origin, std=facts.std, over=over, console=console)
@@ -192,22 +172,18 @@ class EvaluationSettings(TestProtocol):
         rows += trivial_rows(test, self, origin, facts, console=console)
         return rows, sample_fields(model, test, self, origin, errors, over)
 
-    def beside_validation(
-        self, error: float, training: Any, validation: Any, source: DataSource
-    ) -> str:
+    def beside_validation(self, error: float, splits: tuple[Any, Any], source: DataSource) -> str:
         """The training targets give their mean; the validation grid is the samples' own."""
+        training, validation = (split.samples for split in splits)
         mean = training.statistics().output_mean.reshape(-1).expand(training.output_channels)
         facts = TrainingFacts(tuple(mean.tolist()), diffusion=source.diffusion)
         split = TestSplit(validation, values=source.value_names, targets=source.target_names)
         grids = (validation.grid_shape,) if self.grids else ()
         whole = replace(self.without_paper(), grids=grids, neighbors=())
         rows = trivial_rows(split, whole, Origin("", "", "", ""), facts)
-        words = compared(error, {row.model: row.error for row in rows}, METRICS[RELATIVE_L2])
+        beside = {row.model: row.error for row in rows}
+        words = trivial.compared(error, beside, METRICS[RELATIVE_L2])
         return f"Validation error: {error:.5f}{', ' * bool(words)}{words}."
-
-    @property
-    def starts_with_time(self) -> bool:
-        return self.view.axis_names[0].split()[0] in ("t", "time")
 
     def without_paper(self) -> Self:
         return replace(super().without_paper(), paper_groups=())
@@ -217,11 +193,7 @@ class EvaluationSettings(TestProtocol):
 
 
 class Measurement:
-    """Errors on one grid, collected batch by batch in the order of the test split.
-
-    `neighbors` are the nearest anchors to decode from, where not all; `over` learns where errors
-    lie.
-    """
+    """Errors on one grid, in the order of the test split; `over` learns where they lie."""
 
     def __init__(
         self, view: Samples, neighbors: int | None = None, over: "OverDomain | None" = None
@@ -240,12 +212,10 @@ class Measurement:
         error = relative_l2(prediction, batch.targets, batch.mask)
         _check_finite(error, rows, self.view.grid_shape)
         self.found.append(error.cpu())
-        real = 1.0 if batch.mask is None else batch.mask[..., None]
+        real = torch.ones_like(batch.targets[..., 0]) if batch.mask is None else batch.mask
         both = torch.stack([prediction - batch.targets, batch.targets])
-        self.squares.append((both * real).double().square().sum(dim=2).cpu())  # 2 b c
-        self.points += (
-            batch.targets[..., 0].numel() if batch.mask is None else int(batch.mask.sum())
-        )
+        self.squares.append((both * real[..., None]).double().square().sum(dim=2).cpu())  # 2 b c
+        self.points += int(real.count_nonzero())
         if self.over is not None:
             self.over.add(batch, prediction)
 
@@ -317,11 +287,11 @@ class OverDomain:
         last = 1 if self.grid is None else max(self.grid[0] - 1, 1)
         return {
             "bins": np.array(self.bins),
-            "counts": self.counts.float().numpy(),
-            "squared_error": self.squared_error.float().numpy(),
-            "squared_target": self.squared_target.float().numpy(),
+            "counts": _array(self.counts),
+            "squared_error": _array(self.squared_error),
+            "squared_target": _array(self.squared_target),
             "cuts": np.array([cut / last * scale[0] for cut in self.cuts], np.float32),
-            "spectra": (self.power / max(self.samples, 1)).float().numpy(),
+            "spectra": _array(self.power / max(self.samples, 1)),
         }
 
 
@@ -358,8 +328,9 @@ def trivial_rows(
     """Rows of the trivial predictors on the test grids of a run, to stand beside the run's own."""
     rows, settings = [], settings.without_paper()
     source = replace(origin, seed=None, training=None)
-    initial = bool(settings.grids) and settings.starts_with_time
-    for name, predictor in predictors(test, facts, initial=initial).items():
+    timed = settings.view.axis_names[0].split()[0] in ("t", "time")
+    initial = bool(settings.grids) and timed
+    for name, predictor in trivial.predictors(test, facts, initial=initial).items():
         with full_precision(), torch.inference_mode():
             found = measure(predictor, test.samples, settings, label=name, console=console)
         rows += make_rows(found, test, settings, replace(source, model=name), 0, facts.std)
@@ -412,8 +383,7 @@ def make_rows(
     std: Sequence[float] = (),
 ) -> list[Row]:
     """Measurements with all that a reader needs to know of them."""
-    rows = []
-    targets = test.targets or default_names("target", test.samples.output_channels)
+    rows, targets = [], test.targets or default_names("target", test.samples.output_channels)
     for index, found in enumerate(measurements):
         whole, errors = found.neighbors is None, found.errors
         paper = settings.paper_errors[index] if whole and settings.paper_errors else None
@@ -439,7 +409,7 @@ def make_row(
         **vars(origin),
         parameters=parameters,
         samples=len(errors),
-        error=mean_of(errors),
+        error=fmean(errors),
         paper_error=paper_error,
         errors=errors,
         groups=groups,
@@ -458,9 +428,8 @@ def views_of(samples: Samples, settings: EvaluationSettings) -> list[Samples]:
     """The samples on each grid of the settings, or as they are stored where it names none."""
     if settings.grids and samples.grid_shape is None:
         raise EvaluationError("grids were given, but these test samples lie on no grid")
-    return [
-        samples if grid == samples.grid_shape else samples.on_grid(grid) for grid in settings.grids
-    ] or [samples]
+    own, grids = samples.grid_shape, settings.grids
+    return [samples if grid == own else samples.on_grid(grid) for grid in grids] or [samples]
 
 
 def row_batches(samples: Samples, settings: EvaluationSettings) -> Sequence[Int[Tensor, " b"]]:
@@ -486,8 +455,8 @@ def sample_fields(
     if axes > 3 or not settings.view.samples:
         return None
     roles = ranked_rows(errors)
-    wanted = [*roles, *choose_rows(test.groups, len(samples), settings.view.samples)]
-    wanted = list(dict.fromkeys(wanted))
+    chosen = choose_rows(test.groups, len(samples), settings.view.samples)
+    wanted = list(dict.fromkeys([*roles, *chosen]))
     scale = np.array(settings.view.axis_ends if settings.grids else (1.0,) * axes, np.float32)
     looks = {}
     with measuring(model):
@@ -499,30 +468,24 @@ def sample_fields(
                 output = model(batch.observations, draws)
                 looks[row] = _look(batch, output, samples.domain, scale)
     kept = [looks[row] for row in wanted]
-    parts: dict[str, Array] = empty_parts(
-        len(wanted), axes, samples.output_channels, samples.value_channels
-    )
+    channels = samples.output_channels, samples.value_channels
+    parts = empty_parts(len(wanted), axes, *channels)
     parts |= {} if over is None else over.arrays(scale)
-    names = ("positions", "values", "queries", "truth", "prediction")
-    parts |= {
-        name: pad_sequence([torch.from_numpy(look[name]) for look in kept], True).numpy()
-        for name in names
-    }
+    for name in ("positions", "values", "queries", "truth", "prediction"):
+        parts[name] = pad_sequence([torch.from_numpy(look[name]) for look in kept], True).numpy()
     stacked = ["anchors", "length_scales"] + ["dense"] * all(len(look["dense"]) for look in kept)
     parts |= {name: np.stack([look[name] for look in kept]) for name in stacked}
     if (parts["queries"] == parts["queries"][:1]).all():
         parts["queries"] = parts["queries"][:1]
     numbers = [test.numbers[row] for row in wanted] if test.numbers else wanted
-    cells = [(None if test.cells is None else test.cells(number)) for number in numbers]
-    triangles = [
-        # Triangles of points that were left out of the picture cannot be drawn.
-        np.insert(each, 0, index, axis=1)
-        for index, (each, look) in enumerate(zip(cells, kept, strict=True))
-        if each is not None and look["whole"]
-    ]
+    triangles = [parts["triangles"]]
+    for index, (number, look) in enumerate(zip(numbers, kept, strict=True)):
+        cells = None if test.cells is None else test.cells(number)
+        if cells is not None and look["whole"]:  # some points may be left out of the picture
+            triangles.append(np.insert(cells, 0, index, axis=1))
     # Channels without names of their own that are the targets' are drawn as what they are.
     shared = {name for name, _ in test.targets} & {name for name, _ in test.values}
-    values = test.values if shared or observed_targets(test) is None else test.targets
+    values = test.values if shared or trivial.observed_targets(test) is None else test.targets
     axis_names = [(name, "") for name in settings.view.axis_names] if settings.grids else ()
     return Fields(
         **parts
@@ -540,7 +503,7 @@ def sample_fields(
             "errors": np.array([look["error"] for look in kept], np.float32),
             "observed": np.array([len(look["values"]) for look in kept]),
             "queried": np.array([len(look["truth"]) for look in kept]),
-            "triangles": np.concatenate([parts["triangles"], *triangles]),
+            "triangles": np.concatenate(triangles),
             "dense_shape": np.array(DENSE[axes] if parts["dense"].shape[1] else (), int),
         }
     )
@@ -558,7 +521,9 @@ def _look(batch: Batch, output: Output, domain: Domain, scale: Array) -> dict[st
     dense = batch.targets[:, :0]
     if full_grid(queries[points]) is None:
         dense = output(dense_queries(domain, batch.queries))
-    anchors, length_scales = anchors_of(output, batch.queries)
+    anchors = length_scales = batch.queries[:, :0]  # of models without anchors
+    if isinstance(output, Field):
+        anchors, length_scales = output.anchors.positions, output.anchors.length_scales
     return {
         "error": relative_l2(prediction, batch.targets, batch.mask).item(),
         "whole": len(points) == len(queries),
@@ -582,23 +547,14 @@ def dense_queries(domain: Domain, like: Tensor) -> Float[Tensor, "1 d s"]:
     return domain.from_unit(unit[None].to(like))
 
 
-def anchors_of(output: Output, like: Float[Tensor, "b q s"]) -> tuple[Tensor, Tensor]:
-    """Anchor positions and decoding length scales; none for models without anchors."""
-    if isinstance(output, Field):
-        return output.anchors.positions, output.anchors.length_scales
-    return like[:, :0], like[:, :0]
-
-
 def default_names(kind: str, count: int) -> tuple[tuple[str, str], ...]:
     return tuple((f"{kind} {number}", "") for number in range(1, count + 1))
 
 
 def labels_with_units(names: Sequence[tuple[str, str]], kind: str, count: int) -> Array:
     """Names with units, as axes and colour bars show them."""
-    labels = [
-        name + f" ({unit})" * bool(unit) for name, unit in names or default_names(kind, count)
-    ]
-    return np.array(labels)
+    named = names or default_names(kind, count)
+    return np.array([name + f" ({unit})" * bool(unit) for name, unit in named])
 
 
 def _array(tensor: Tensor) -> Array:
@@ -625,9 +581,7 @@ def device_name(device: torch.device) -> str:
     return f"{device.type.upper()} {platform.machine()}"
 
 
-def answer(
-    output: Answers, queries: Float[Tensor, "b q s"], neighbors: int | None
-) -> Float[Tensor, "b q c"]:
+def answer(output: Answers, queries: Queries, neighbors: int | None) -> Values:
     """Values at queries; only a field has neighbours to choose from."""
     return output(queries, neighbors) if isinstance(output, Field) else output(queries)
 

@@ -216,10 +216,9 @@ def notes(runs: Sequence[Run]) -> tuple[str, ...]:
     rows = [row for run in runs for row in run.rows]
     operators = [row for row in rows if row.metric == RELATIVE_L2]
     classifiers = [row for row in rows if row.metric != RELATIVE_L2]
-    quoted = any(
-        row.paper_error is not None or any(group.paper_error is not None for group in row.groups)
-        for row in operators
-    )
+    paper = [row.paper_error for row in operators]
+    paper += [group.paper_error for row in operators for group in row.groups]
+    quoted = any(error is not None for error in paper)
     # A user's own points lie on no grid; the solvers' data always do.
     generated = any(row.grid is not None for row in operators)
     pictured = [run.rows[0].metric != RELATIVE_L2 for run in runs if run.fields is not None]
@@ -240,10 +239,7 @@ def notes(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def write_page(page: Page, folder: Path) -> Path:
-    """Write the page into a folder, which is made if missing; returns the HTML file.
-
-    The folder must be empty or hold a page, which is replaced.
-    """
+    """Write the page into a folder that is absent, empty or holds a page; returns the HTML file."""
     pictures = [picture for section in page.sections for picture in section.pictures]
     names = sorted(picture.name for picture in pictures)
     if len(set(names)) < len(names):
@@ -287,12 +283,9 @@ def pictures_written(folder: Path) -> set[str]:
 def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     # Names may hold dollar signs, which are no mathematics; powers of ten at ticks are.
-    ticks = [
-        label
-        for axes in figure.axes
-        for axis in (axes.xaxis, axes.yaxis)
-        for label in axis.get_ticklabels(which="both")
-    ]
+    ticks: list[Text] = []
+    for axes in figure.axes:
+        ticks += axes.get_xticklabels(which="both") + axes.get_yticklabels(which="both")
     for text in figure.findobj(Text):
         text.set_parse_math(text in ticks)
     # Without the version of the library, the same figure is the same file.

@@ -8,10 +8,11 @@ per-sample errors when rows are read. No model is loaded here.
 """
 
 import math
-import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 from fst.data.files import DataError, reading, writing
@@ -20,9 +21,7 @@ from fst.io import parse_json, read_object, write_list
 from fst.metrics import in_words
 from fst.pretrained import PretrainedError, from_json, to_json
 from fst.terminal import one_line
-
-# Significant digits that give a float32 back exactly.
-DIGITS = 9
+from fst.training.schedules import History
 
 NOTHING = "–"
 Grid = tuple[int, ...] | None
@@ -128,7 +127,6 @@ class TrainingCost:
     selected_step: int | None = None
     peak_memory_gib: float | None = None
     images_per_second: float | None = None
-    """Of training; for classifiers."""
 
 
 @dataclass(frozen=True)
@@ -152,19 +150,15 @@ class Origin:
 class Curves:
     """The course of a training run: (step, value) pairs, possibly none."""
 
-    loss: tuple[tuple[int, float], ...] = ()
-    validation: tuple[tuple[int, float], ...] = ()
+    loss: History = ()
+    validation: History = ()
     measure: str | None = None
     """What was minimised and validated by, where it is not the measure of the test."""
 
 
 @dataclass(frozen=True)
 class ChannelError:
-    """One target channel by itself.
-
-    `rmse` is in the unit of the channel; `std` is the standard deviation of its training targets,
-    where it is known.
-    """
+    """One target channel alone: `rmse` in its unit; `std` of its training targets, where known."""
 
     name: str
     unit: str
@@ -217,7 +211,7 @@ class Row(Scored, Origin):
     def std_error(self) -> float | None:
         """Root mean square over channels of rmse / std: 1 is as good as the mean of the targets."""
         shares = [each.rmse / each.std for each in self.channels if each.std]
-        return math.sqrt(mean([share**2 for share in shares])) if shares else None
+        return math.sqrt(fmean(share**2 for share in shares)) if shares else None
 
 
 def check(row: Row) -> None:
@@ -228,7 +222,7 @@ def check(row: Row) -> None:
         raise ValueError(f"samples is {row.samples}, but errors holds {len(row.errors)}")
     if not all(math.isfinite(error) and error >= 0 for error in row.errors):
         raise ValueError("errors must be finite and not negative")
-    _check_mean("errors", mean(row.errors), row)
+    _check_mean("errors", fmean(row.errors), row)
     if row.groups:
         if sum(group.samples for group in row.groups) != row.samples:
             raise ValueError(f"groups must hold all {row.samples} samples between them")
@@ -241,13 +235,9 @@ def _check_mean(name: str, found: float, row: Row) -> None:
         raise ValueError(f"error is {row.error}, but the mean of {name} is {found}")
 
 
-def mean(errors: Sequence[float]) -> float:
-    return math.fsum(errors) / len(errors)
-
-
 def shortened(value: float) -> float:
-    """The number with the digits a float32 has: rows stay readable and lose nothing."""
-    return float(f"{value:.{DIGITS}g}")
+    """The number with the nine digits a float32 has: rows stay readable and lose nothing."""
+    return float(f"{value:.9g}")
 
 
 def group_errors(
@@ -258,10 +248,9 @@ def group_errors(
         return ()
     named = {_same(name): error for name, error in paper.items()}
     members = grouped(zip(groups, errors, strict=True), lambda pair: pair[0])
-    found = {name: [error for _, error in those] for name, those in members.items()}
     return tuple(
-        GroupError(name, len(those), mean(those), named.get(_same(name)))
-        for name, those in found.items()
+        GroupError(name, len(those), fmean(error for _, error in those), named.get(_same(name)))
+        for name, those in members.items()
     )
 
 
@@ -367,19 +356,15 @@ def read_run(folder: Path) -> Run:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl. Those that a killed writer left unfinished are skipped."""
-    found = []
     if not path.is_file():
         return []
     with reading(path, "metrics as JSON lines"):
         lines = path.read_text(errors="replace").splitlines()
+    found = []
     for line in lines:
-        try:
-            entry = parse_json(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
-            found.append(entry)
-    return found
+        with suppress(ValueError):
+            found.append(parse_json(line))
+    return [entry for entry in found if isinstance(entry, dict)]
 
 
 def read_curves(path: Path, error: str = "error") -> Curves:
@@ -398,17 +383,13 @@ def _measure(entries: Sequence[dict[str, Any]]) -> str | None:
     return None
 
 
-def _by_step(
-    entries: Sequence[dict[str, Any]], kind: str, name: str
-) -> tuple[tuple[int, float], ...]:
+def _by_step(entries: Sequence[dict[str, Any]], kind: str, name: str) -> History:
     """A number of the log lines of one kind; lines without it are skipped."""
     found = []
     for entry in entries:
-        try:
+        with suppress(ValueError, KeyError, TypeError, OverflowError):
             if entry["kind"] == kind:
                 found.append((int(entry["step"]), float(entry[name])))
-        except (ValueError, KeyError, TypeError, OverflowError):
-            continue
     return tuple(found)
 
 
@@ -425,12 +406,9 @@ def read_timed_curve(run: Path) -> tuple[tuple[float, float], ...]:
 
 
 def steady_rate(run: Path) -> float | None:
-    """Updates a second once a run is under way: the median over its log lines.
-
-    So compiling, once for each start, does not count. None where there are too few lines to tell.
-    """
+    """Updates a second, the median of log lines: without compiling. None where they are few."""
     found = _by_step(read_metrics(run / "metrics.jsonl"), "training", "steps_per_second")
-    return statistics.median(rate for _, rate in found) if len(found) >= FEWEST_LINES else None
+    return median(rate for _, rate in found) if len(found) >= FEWEST_LINES else None
 
 
 def read_starts(run: Path) -> list[dict[str, Any]]:
@@ -441,15 +419,14 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
 
 
 def read_origin(folder: Path, origin: Origin, images: int | None = None) -> Origin:
-    """The origin with the commit and the cost that a run's folder says, where it does.
-
-    `images` is how many of them a training step takes, for classifiers.
-    """
+    """The origin with the commit and the cost that a folder says; a step takes so many `images`."""
     environment = read_object(folder / "environment.json")
     summary = read_object(folder / "summary.json")
     try:
         cost = _cost(summary, environment.get("hardware") or {}, images)
-        git_hash = _git_hash(environment.get("git"))
+        git = environment.get("git") or {}
+        modified = " (modified)" if git.get("modified") else ""
+        git_hash = f"{git['commit']}{modified}" if git.get("commit") else None
     except (KeyError, TypeError, AttributeError, IndexError, PretrainedError) as error:
         files = "environment.json or summary.json"
         raise DataError(f"{folder}: {files} is damaged ({one_line(error)})") from None
@@ -478,9 +455,3 @@ def hardware_name(hardware: dict[str, Any]) -> str:
     threads = hardware.get("threads")
     unit = "thread" if threads == 1 else "threads"
     return f"CPU {hardware.get('machine', '')}, {threads} {unit}"
-
-
-def _git_hash(state: dict[str, Any] | None) -> str | None:
-    if not state or not state.get("commit"):
-        return None
-    return f"{state['commit']}{' (modified)' if state.get('modified') else ''}"

@@ -113,7 +113,7 @@ def grid_table(rows: Iterable[Row]) -> Table:
     columns = {
         "Model": [row.model for row in first],
         "Run": [row.run for row in first],
-        "Parameters": [parameters(row.parameters) for row in first],
+        "Parameters": [shown(row.parameters or None) for row in first],
         measure.samples: [f"{row.samples:,}" for row in first],
     }
     for name in unique(row.column for row in rows):
@@ -145,10 +145,7 @@ def channel_table(rows: Iterable[Row]) -> Table | None:
 
 
 def group_table(rows: Iterable[Row]) -> Table | None:
-    """One line a viscosity or class and one column a model (Table 19).
-
-    None with fewer than two groups, or too many to read.
-    """
+    """A line per viscosity or class, a column per model (Table 19); None with one or too many."""
     grouped = [row for row in full_grid(rows) if len(row.groups) > 1 and not row.trivial]
     names = unique(group.name for row in grouped for group in row.groups)
     if not 1 < len(names) <= MOST_GROUPS:
@@ -180,16 +177,13 @@ def cost_table(rows: Iterable[Row]) -> Table:
         "Model": [row.model for row, _ in costs],
         "Run": [row.run for row, _ in costs],
         "Hardware": [cost.device for _, cost in costs],
-        "Parameters": [parameters(row.parameters) for row, _ in costs],
+        "Parameters": [shown(row.parameters or None) for row, _ in costs],
         "Steps": [f"{cost.steps:,}" for _, cost in costs],
         "Selected step": [shown(cost.selected_step) for _, cost in costs],
         "Time": [duration(cost.seconds) for _, cost in costs],
         "Steps/s": [f"{cost.steps_per_second:.1f}" for _, cost in costs],
         "Images/s": [shown(cost.images_per_second) for _, cost in costs],
-        "Peak memory": [
-            NOTHING if cost.peak_memory_gib is None else f"{cost.peak_memory_gib:.1f} GiB"
-            for _, cost in costs
-        ],
+        "Peak memory": [shown(cost.peak_memory_gib, ".1f", " GiB") for _, cost in costs],
     }
     return Table.of("Training cost", columns, words=3)
 
@@ -213,13 +207,9 @@ def unique(items: Iterable[Item]) -> list[Item]:
     return list(dict.fromkeys(items))
 
 
-def parameters(count: int) -> str:
-    return f"{count:,}" if count else NOTHING
-
-
-def shown(value: float | None, form: str = ",.0f") -> str:
+def shown(value: float | None, form: str = ",.0f", unit: str = "") -> str:
     """A number in a format of Python's; a dash where there is none."""
-    return NOTHING if value is None else format(value, form)
+    return NOTHING if value is None else format(value, form) + unit
 
 
 def _with_paper(row: Row | None) -> str:

@@ -19,7 +19,9 @@ from fst.data.source import TestSplit
 from fst.evaluation.rows import Metric
 from fst.types import Domain, Observations
 
-Answers = Callable[[Float[Tensor, "b q s"]], Float[Tensor, "b q c"]]
+Queries = Float[Tensor, "b q s"]
+Values = Float[Tensor, "b q c"]
+Answers = Callable[[Queries], Values]
 """Values at queries: an `Output`, or what a trivial predictor makes of observations."""
 Predictor = Callable[[Observations], Answers]
 # Observations that an interpolation is made of.
@@ -44,17 +46,12 @@ class TrainingFacts:
     frequent_class: str | None = None
 
 
-def constant(
-    given: Observations, queries: Float[Tensor, "b q s"], values: tuple[float, ...]
-) -> Float[Tensor, "b q c"]:
+def constant(given: Observations, queries: Queries, values: tuple[float, ...]) -> Values:
     """One number for each target channel."""
     return torch.tensor(values, device=queries.device).expand(*queries.shape[:2], -1)
 
 
-def observed_mean(
-    given: Observations, queries: Float[Tensor, "b q s"], channels: tuple[int, ...]
-) -> Float[Tensor, "b q c"]:
-    """The mean of a sample's own observations."""
+def observed_mean(given: Observations, queries: Queries, channels: tuple[int, ...]) -> Values:
     targets = given.values[..., list(channels)]  # b n c
     real = torch.ones_like(targets[..., 0]) if given.mask is None else given.mask.float()
     mean = (targets * real[..., None]).sum(1) / real.sum(1)[:, None]
@@ -62,11 +59,8 @@ def observed_mean(
 
 
 def inverse_distance(
-    given: Observations,
-    queries: Float[Tensor, "b q s"],
-    channels: tuple[int, ...],
-    domain: Domain,
-) -> Float[Tensor, "b q c"]:
+    given: Observations, queries: Queries, channels: tuple[int, ...], domain: Domain
+) -> Values:
     """Shepard's interpolation: weights 1 / distance², in the unit box, of the nearest few."""
     targets, positions = given.values[..., list(channels)], domain.to_unit(given.positions)
     batch = torch.arange(len(queries), device=queries.device)[:, None, None]
@@ -85,9 +79,7 @@ def inverse_distance(
     return torch.cat([interpolated(part) for part in queries.split(size, dim=1)], dim=1)
 
 
-def initial_condition(
-    given: Observations,
-) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
+def initial_condition(given: Observations) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
     """Positions and first values of the observations at the first time, sorted by position."""
     times = given.positions[..., 0]
     initial = (times == times.amin()).all(dim=0)  # observed at the same cells in each sample
@@ -142,18 +134,14 @@ def linear_diffusion(
 def predictors(
     test: TestSplit[Samples], facts: TrainingFacts, *, initial: bool
 ) -> dict[str, Predictor]:
-    """By name, those that make sense for these data.
-
-    `initial` says that the first of two axes is time and the whole initial condition is observed.
-    """
+    """By name, those that make sense; `initial`: the first axis is time, u(0, x) is observed."""
     domain, found = test.samples.domain, dict[str, Callable[..., Tensor]]()
     if len(facts.mean) == test.samples.output_channels:
         found["mean of the training targets"] = partial(constant, values=facts.mean)
     if (channels := observed_targets(test)) is not None:
         found["mean of the observations"] = partial(observed_mean, channels=channels)
-        found["inverse-distance interpolation"] = partial(
-            inverse_distance, channels=channels, domain=domain
-        )
+        interpolation = partial(inverse_distance, channels=channels, domain=domain)
+        found["inverse-distance interpolation"] = interpolation
         if initial:
             found["initial condition held"] = held_initial
             found["mean of the initial condition"] = mean_initial

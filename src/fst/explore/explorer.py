@@ -24,6 +24,7 @@ from fst.kernels import fuse
 from fst.metrics import relative_l2
 from fst.operators import Operator, Output
 
+ANCHOR_PARTS = ("positions", "length_scales")
 _QUERIES_AT_ONCE = 2**14  # between two looks whether anybody still waits
 
 
@@ -65,29 +66,30 @@ class Explorer:
             self._given, self._output = given, None
             self._references, self._predictions = {}, {}
         start = perf_counter()
-        reference = self._reference(given, level, proceed)
+        if level not in self._references:
+            self._references[level] = self.problem.reference(given, level, proceed)
+        reference = self._references[level]
         solved = perf_counter()
         with measuring(self.model):
             output = self._refined(given, proceed)
             refined = perf_counter()
             prediction = self._predicted(output, level, neighbors, proceed)
-            known = self.problem.targets(given)
-            if known is not None:
-                at_targets = self._decoded(output, known.queries, neighbors, proceed)[None]
+            ours, truth = (each.double().reshape(1, -1, 1) for each in (prediction, reference))
+            if (known := self.problem.targets(given)) is not None:
+                ours = self._decoded(output, known.queries, neighbors, proceed)[None]
+                truth = known.targets
         decoded = perf_counter()
-        if known is None:
-            error = relative_l2(
-                prediction.double().reshape(1, -1, 1), reference.double().reshape(1, -1, 1)
-            )
-        else:
-            error = relative_l2(at_targets, known.targets)
+        anchors = None
+        if isinstance(output, Field):
+            unit = output.unit_anchors
+            anchors = {name: packed(getattr(unit, name)[0]) for name in ANCHOR_PARTS}
         return {
             "grid": self.problem.grids[level],
             "level": level,
             "prediction": packed(prediction),
             "reference": packed(reference),
-            "error": error.item(),
-            "anchors": anchors_of(output),
+            "error": relative_l2(ours, truth).item(),
+            "anchors": anchors,
             "seconds": {
                 "reference": solved - start,
                 "refine": refined - solved,
@@ -127,28 +129,11 @@ class Explorer:
             return answer(output, part, neighbors)[0].cpu()
 
         pieces = self._threads * math.ceil(queries.shape[1] / (self._threads * _QUERIES_AT_ONCE))
-        prediction = torch.cat(
-            list(self._pool.map(decode, queries.to(self.device).chunk(pieces, dim=1)))
-        )
+        parts = queries.to(self.device).chunk(pieces, dim=1)
+        prediction = torch.cat(list(self._pool.map(decode, parts)))
         if not bool(prediction.isfinite().all()):
             raise ValueError("the model's prediction is NaN or infinite")
         return prediction  # q c
-
-    def _reference(self, given: Given, level: int, proceed: Proceed) -> Tensor:
-        if level not in self._references:
-            self._references[level] = self.problem.reference(given, level, proceed)
-        return self._references[level]
-
-
-def anchors_of(output: Output) -> dict[str, str] | None:
-    """Anchors in the unit box, for models that have them."""
-    if not isinstance(output, Field):
-        return None
-    found = output.unit_anchors
-    return {
-        "positions": packed(found.positions[0]),
-        "length_scales": packed(found.length_scales[0]),
-    }
 
 
 def packed(values: Tensor) -> str:

@@ -93,7 +93,6 @@ class Problem(ABC):
 
     def targets(self, given: Given) -> Batch | None:
         """Where the truth is known, if that is not on the grids."""
-        del given
         return None
 
     def queries(self) -> Float[Tensor, "1 q 2"]:
@@ -140,9 +139,8 @@ class BurgersProblem(Problem):
         }
 
     def draw(self, number: int) -> list[float]:
-        initial = burgers.sample_initial(
-            1, self.data.points, self.data.seed, start=FIRST_DRAW + number
-        )
+        points, first = self.data.points, FIRST_DRAW + number
+        initial = burgers.sample_initial(1, points, self.data.seed, start=first)
         return [round(value, 6) for value in initial[0].tolist()]
 
     def read(self, asked: Mapping[str, Any]) -> Given:
@@ -158,9 +156,8 @@ class BurgersProblem(Problem):
         ends = self._solution(given)[1:, [0, -1]]  # t 2
         values = torch.cat([torch.tensor(given.numbers), ends.flatten().float()])
         condition = torch.tensor([[given.viscosity]]) if self.data.condition else None
-        return Observations(
-            index_coordinates(where, self.data.grid)[None], values[None, :, None], condition
-        )
+        positions = index_coordinates(where, self.data.grid)[None]
+        return Observations(positions, values[None, :, None], condition)
 
     def reference(self, given: Given, level: int, proceed: Proceed) -> Float[Tensor, "h w"]:
         proceed()
@@ -200,9 +197,8 @@ class DarcyProblem(Problem):
         }
 
     def draw(self, number: int) -> str:
-        fine = darcy.sample_coefficient(
-            1, self.data.fine + 1, self.data.seed, start=FIRST_DRAW + number
-        )
+        nodes, first = self.data.fine + 1, FIRST_DRAW + number
+        fine = darcy.sample_coefficient(1, nodes, self.data.seed, start=first)
         high = darcy.subsample(fine == darcy.HIGH, self.data.resolution)
         return "".join("1" if cell else "0" for cell in high.flatten().tolist())
 
@@ -268,13 +264,10 @@ class PointsProblem(Problem):
 
     def read(self, asked: Mapping[str, Any]) -> Given:
         values, each = asked.get("input"), self.numbers_each
-        most = each * self.samples.observed.longest
-        if (
-            not isinstance(values, list)
-            or not each < len(values) <= 1 + most
-            or ((len(values) - 1) % each)
-        ):
-            raise ValueError(f"input must hold a sample and 1 to {most // each} sensors")
+        most = self.samples.observed.longest
+        counts = range(1 + each, 2 + most * each, each)  # of numbers
+        if not isinstance(values, list) or len(values) not in counts:
+            raise ValueError(f"input must hold a sample and 1 to {most} sensors")
         whole_number({"input": values[0]}, "input", 0, len(self.samples) - 1)
         for index, value in enumerate(values[1:]):
             low, high = (0.0, 1.0) if index % each < 2 else (-1e30, 1e30)

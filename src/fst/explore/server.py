@@ -25,9 +25,8 @@ from fst.explore.problems import LARGEST_DRAW, whole_number
 
 ADDRESS = "127.0.0.1"
 LARGEST_BODY = 2**20
-PAGES = {"/": "index.html"} | {
-    f"/{name}": name for name in ("explore.js", "plots.js", "explore.css")
-}
+SCRIPTS = ("explore.js", "plots.js", "explore.css")
+PAGES = {"/": "index.html"} | {f"/{name}": name for name in SCRIPTS}
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
@@ -59,16 +58,14 @@ def make_app(explorers: Explorers, port: int) -> ASGIApp:
             [value.lower() for value in request.headers.getlist(name)]
             for name in ("host", "origin")
         )
+        refused = None
         if len(named) != 1 or named[0] not in hosts:
-            response: Response = JSONResponse(
-                {"error": "this page answers to its own address only"}, 403
-            )
+            refused = "this page answers to its own address only"
         elif not pages.issuperset(origins):
-            response = JSONResponse({"error": "requests of other pages are refused"}, 403)
-        else:
-            response = await call_next(request)
-        response.headers.update(HEADERS)
-        return response
+            refused = "requests of other pages are refused"
+        answered = JSONResponse({"error": refused}, 403) if refused else await call_next(request)
+        answered.headers.update(HEADERS)
+        return answered
 
     async def compute(request: Request, work: Callable[[Explorer], Any]) -> Response:
         def on_its_model() -> Any:
@@ -148,7 +145,6 @@ def listen(port: int) -> socket.socket:
 
 
 def serve(explorers: Explorers, listener: socket.socket) -> None:
-    """Answer until interrupted."""
     app = make_app(explorers, listener.getsockname()[1])
     config = uvicorn.Config(
         app, log_level="warning", ws="none", timeout_graceful_shutdown=2, server_header=False

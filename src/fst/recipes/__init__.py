@@ -48,7 +48,6 @@ class UnknownRecipeError(ValueError):
 
 
 def find(name: str) -> Recipe:
-    """The recipe of this name."""
     if not isinstance(name, str):
         raise TypeError(f"name must be the name of a recipe, got {name!r}")
     if name not in RECIPES:
@@ -61,10 +60,7 @@ def find(name: str) -> Recipe:
 
 
 def describe(name: str) -> str:
-    """What a recipe is, its command, its cost and the paper's score.
-
-    The docstring says what the recipe itself does not.
-    """
+    """Command, cost and the paper's score; the docstring says what the recipe itself does not."""
     make, recipe = RECIPES[name], find(name)
     text = inspect.cleandoc(getattr(make, "func", make).__doc__ or "")
     summary, _, rest = text.partition("\n\n")

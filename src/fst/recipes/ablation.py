@@ -83,7 +83,6 @@ def observe_first() -> Recipe:
 
 
 def recipes() -> list[Callable[[], Recipe]]:
-    """Every ablation."""
     return [
         *(partial(anchors, *key) for key in ANCHOR_ERRORS),
         update_anchor_attention,

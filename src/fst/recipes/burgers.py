@@ -5,6 +5,8 @@ twelve viscosities the viscosity is the condition. Learning rates and validation
 paper's.
 """
 
+from dataclasses import replace
+
 from fst.baselines import DeepONetConfig, FNOConfig, PerceiverIOConfig, TransolverConfig
 from fst.config import FunctionSpaceConfig
 from fst.data import BurgersData
@@ -20,14 +22,8 @@ NEIGHBORS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 # because all three stops that the paper reports (400,000, 500,000 and 900,000) are multiples of it.
 CONSTANT = Stages((), 1.0, 0.01, 50_000, stop_every=50_000, minimum=250_000)
 # Constant to 200,000, cosine to 5 % at 250,000, constant after; the same stopping rule.
-FALLING = Stages(
-    (Stage(200_000, 1.0, 1.0), Stage(250_000, 1.0, 0.05, "cosine")),
-    0.05,
-    0.01,
-    50_000,
-    stop_every=50_000,
-    minimum=250_000,
-)
+TO_A_TWENTIETH = (Stage(200_000, 1.0, 1.0), Stage(250_000, 1.0, 0.05, "cosine"))
+FALLING = replace(CONSTANT, stages=TO_A_TWENTIETH, after=0.05)
 
 
 def _single(
@@ -39,7 +35,7 @@ def _single(
     queries: int | None = 2_500,
     neighbors: tuple[int, ...] = (),
 ) -> Recipe:
-    errors = paper.BURGERS_SINGLE[paper_name]
+    grids, errors = paper.BURGERS_GRIDS, paper.BURGERS_SINGLE[paper_name]
     return Recipe(
         name=f"burgers-single/{short_name(paper_name)}",
         task="burgers-single",
@@ -47,12 +43,8 @@ def _single(
         model=model,
         data=data,
         # Warm-up, division by ten at most twice, stop at the final rate.
-        training=TrainingSettings(
-            schedule=Plateau(), learning_rate=learning_rate, queries=queries, clip=None
-        ),
-        evaluation=EvaluationSettings(
-            grids=paper.BURGERS_GRIDS, neighbors=neighbors, paper_errors=errors
-        ),
+        training=TrainingSettings(schedule=Plateau(), learning_rate=learning_rate, queries=queries),
+        evaluation=EvaluationSettings(grids=grids, neighbors=neighbors, paper_errors=errors),
         paper_parameters=parameters,
         paper_error=errors[-1],
     )
@@ -130,7 +122,6 @@ def _all(
             learning_rate=learning_rate,
             predictor_learning_rate=predictor_learning_rate,
             queries=None if whole_grid else 2_500,
-            clip=None,
             validate_every=5_000,
         ),
         evaluation=EvaluationSettings(

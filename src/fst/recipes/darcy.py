@@ -94,7 +94,6 @@ def deeponet() -> Recipe:
 
     Cost: at most 250,000 steps; the paper selected step 18,000.
     """
-    model = DeepONetConfig(
-        observations=16_384, branch=(160, 256, 256, 256), trunk=(256, 256, 256, 256)
-    )
+    branch, trunk = (160, 256, 256, 256), (256, 256, 256, 256)
+    model = DeepONetConfig(observations=16_384, branch=branch, trunk=trunk)
     return _recipe("DeepONet", model, 1e-3, 2_992_545)

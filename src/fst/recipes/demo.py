@@ -11,8 +11,6 @@ from fst.training.schedules import WarmupCosine
 from fst.training.settings import TrainingSettings
 
 GRID = (51, 128)
-
-
 TRAINING = TrainingSettings(
     schedule=WarmupCosine(warmup=100, maximum=2_500),
     batch_size=8,

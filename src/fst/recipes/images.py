@@ -17,7 +17,7 @@ from fst.data import ImageData
 from fst.data.image_data import CLASSES
 from fst.evaluation.classification import ClassificationSettings
 from fst.recipes import paper
-from fst.recipes.own import CPU_MINUTES, Choice, Size
+from fst.recipes.own import CPU_MINUTES, Choice, Size, small
 from fst.recipes.recipe import Recipe, short_name
 from fst.training.schedules import Stage, Stages, WarmupCosine
 from fst.training.settings import CrossEntropy, TrainingSettings
@@ -56,9 +56,8 @@ FALLING = Stages(
     maximum=600_456,
 )
 # Warm-up, then a drop to 5 % and a cosine to 0.25 %.
-DROPPING = replace(
-    FALLING, stages=(Stage(25_023, 0.0, 1.0), Stage(500_000, 0.05, 0.0025, "cosine"))
-)
+DROP = (Stage(25_023, 0.0, 1.0), Stage(500_000, 0.05, 0.0025, "cosine"))
+DROPPING = replace(FALLING, stages=DROP)
 TRAINING = TrainingSettings(
     objective=CrossEntropy(label_smoothing=0.1),
     learning_rate=1e-3,
@@ -142,9 +141,7 @@ def imagenet_cnn_vit() -> Recipe:
 
 
 def _own(
-    paper_name: str,
-    model: ImageClassifierConfig | ViTConfig,
-    predictor_learning_rate: float | None = None,
+    paper_name: str, model: ImageClassifierConfig | ViTConfig, predictor_rate: float | None = None
 ) -> Recipe:
     return Recipe(
         name=f"own/images-{short_name(paper_name)}",
@@ -156,7 +153,7 @@ def _own(
         training=replace(
             TRAINING,
             schedule=WarmupCosine(warmup=500, maximum=MOST_STEPS),
-            predictor_learning_rate=predictor_learning_rate,
+            predictor_learning_rate=predictor_rate,
             validate_every=250,
             checkpoint_every=1_000,
         ),
@@ -167,7 +164,7 @@ def _own(
 def own_fst() -> Recipe:
     """FST on images of your own, in class folders or tar files."""
     model = ImageClassifierConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH)
-    return _own("FST", model, predictor_learning_rate=1e-5)
+    return _own("FST", model, predictor_rate=1e-5)
 
 
 def own_vit() -> Recipe:
@@ -188,14 +185,8 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
     fitted = recipe
     if size == "small":
         model: Any = recipe.model
-        sizes = SMALL[type(model)] | {"image_size": SMALL_DATA["image_size"]}
-        fitted = replace(
-            recipe,
-            name=f"{recipe.name}, small",
-            model_name=f"{recipe.model_name}, small",
-            model=replace(model, **sizes),
-            data=replace(recipe.data, **SMALL_DATA),
-        )
+        model = replace(model, **SMALL[type(model)], image_size=SMALL_DATA["image_size"])
+        fitted = small(recipe, model=model, data=replace(recipe.data, **SMALL_DATA))
     fitted = fitted.data.fit(fitted, path)
     assert isinstance(fitted.data, ImageData)
     images = fitted.data.count_training(path)

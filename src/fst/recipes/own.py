@@ -140,6 +140,12 @@ def _by_reason(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def small(recipe: Recipe, **changes: Any) -> Recipe:
+    """A recipe with other sizes, and named so."""
+    names = {"name": f"{recipe.name}, small", "model_name": f"{recipe.model_name}, small"}
+    return replace(recipe, **names | changes)
+
+
 def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None = None) -> Choice:
     """Fit a recipe to a file of points and to a device."""
     assert isinstance(recipe.data, PointData)
@@ -160,16 +166,10 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
         fitted = replace(fitted, model=model)
     if size == "small":
         layout = SMALL_LAYOUTS[model.domain.axes] if hasattr(model, "rows") else {}
-        fitted = replace(
-            fitted,
-            name=f"{recipe.name}, small",
-            model_name=f"{recipe.model_name}, small",
-            model=replace(model, **SMALL[type(model)], **layout),
-        )
-    batch = min(8 if cpu else 16 if samples < FEW_SAMPLES else 48, samples)
+        fitted = small(fitted, model=replace(model, **SMALL[type(model)], **layout))
+    few, queries = samples < FEW_SAMPLES, recipe.training.queries
+    batch = min(8 if cpu else 16 if few else 48, samples)
     steps = max(FEWEST_STEPS, min(MOST_STEPS, MOST_EPOCHS * samples // batch))
-    few = samples < FEW_SAMPLES
-    queries = recipe.training.queries
     training = replace(
         fitted.training,
         objective=RelativeL2(channels="standardized" if far or uneven else "original"),

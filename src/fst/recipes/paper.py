@@ -48,11 +48,7 @@ def viscosity_groups(model: str) -> tuple[tuple[str, float], ...]:
     return tuple((str(nu), error) for nu, error in zip(VISCOSITIES, errors, strict=True))
 
 
-IMAGENET = {
-    "FST": (0.69530, 0.89042),
-    "ViT": (0.67804, 0.88126),
-    "CNN-ViT": (0.61052, 0.83478),
-}
+IMAGENET = {"FST": (0.69530, 0.89042), "ViT": (0.67804, 0.88126), "CNN-ViT": (0.61052, 0.83478)}
 """Top-1 and top-5 accuracy on the ImageNet-1K validation images (Table 8)."""
 
 

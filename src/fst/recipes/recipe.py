@@ -42,12 +42,7 @@ ModelConfig = (
 RecipeData = BurgersData | DarcyData | PointData | ImageData
 Evaluation = EvaluationSettings | ClassificationSettings
 
-for union in (
-    ModelConfig,
-    RecipeData,
-    RelativeL2 | CrossEntropy,
-    Stages | Plateau | WarmupCosine,
-):
+for union in (ModelConfig, RecipeData, RelativeL2 | CrossEntropy, Stages | Plateau | WarmupCosine):
     configure_tagged_union(union, converter, tag_name="kind")
 # Recipes stored before there were classifiers do not say which of the two they hold.
 configure_tagged_union(Evaluation, converter, tag_name="kind", default=EvaluationSettings)

@@ -26,7 +26,7 @@ from fst.data.samples import Rows
 from fst.data.source import TrainingSplit, ValidationSplit
 from fst.training.errors import TrainingError, first_line
 from fst.training.logging import Stopwatch
-from fst.training.loop import build_accelerator
+from fst.training.loop import Splits, build_accelerator
 from fst.training.schedules import WarmupCosine
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer, compiles
@@ -103,12 +103,12 @@ class TimeBudget:
         return f"{Decimal(repr(self.seconds)).normalize():f}s"  # every digit, and no exponent
 
 
-# What one model may spend.
+# What one model may spend, and how it is made.
 Budget = StepBudget | TimeBudget
+Build = Callable[[], Model]
 
 
 def parse_budget(text: str) -> Budget:
-    """A budget as it is written on a command line."""
     plain = text.strip().lower().replace(",", "").replace("_", "")
     match = _BUDGET.fullmatch(plain)
     if match is None:
@@ -116,7 +116,7 @@ def parse_budget(text: str) -> Budget:
             f"budget must be a time such as 90s, 10m or 2h, or a number of steps such as "
             f"20000steps, got {text!r}"
         )
-    number, unit = match[1], match[2]
+    number, unit = match.groups()
     if unit in _UNITS:
         return TimeBudget(float(number) * _UNITS[unit])
     if not number.isdigit():
@@ -127,20 +127,16 @@ def parse_budget(text: str) -> Budget:
 def spend(
     settings: TrainingSettings, steps: int, rate: float = math.inf, validations: int = VALIDATIONS
 ) -> TrainingSettings:
-    """The settings with a schedule of exactly this many steps, validated about ten times.
-
-    `rate` is the number of steps a second, and only decides how often the run is saved.
-    """
+    """The settings with so many steps; `rate`, steps a second, only decides how often to save."""
     if steps < FEWEST_STEPS:
         raise ValueError(f"steps must be at least {FEWEST_STEPS}, got {steps}")
     interval = math.ceil(steps / validations)
+    unsaved = int(min(interval, MOST_STEPS_UNSAVED, rate * MOST_SECONDS_UNSAVED))
     return replace(
         settings,
         schedule=WarmupCosine(warmup=min(MOST_WARMUP, steps // 10), maximum=steps),
         validate_every=interval,
-        checkpoint_every=max(
-            1, int(min(interval, MOST_STEPS_UNSAVED, rate * MOST_SECONDS_UNSAVED))
-        ),
+        checkpoint_every=max(1, unsaved),
     )
 
 
@@ -203,10 +199,10 @@ def calibrate(
             # As many as should fill the time, but no more than losses are kept for.
             count = min(math.ceil((seconds - passed) * updates / passed), settings.log_every)
         memory = torch.cuda.max_memory_allocated(trainer.device) / 2**30 if on_gpu else None
-        watch = Stopwatch()
+        watch, validating = Stopwatch(), 0.0
         if validate:
             trainer.validate()
-        validating = watch.running if validate else 0.0
+            validating = watch.running
         return Calibration(updates, passed, memory, validating, trainer.state.compilation_seconds)
     finally:
         trainer.batches.close()
@@ -225,44 +221,33 @@ class Plan:
 
 
 def make_plan(
-    budget: Budget,
-    build: Callable[[], Model],
-    settings: TrainingSettings,
-    training: TrainingSplit[Rows],
-    validation: ValidationSplit[Rows],
-    *,
-    validate: bool = False,
+    budget: Budget, build: Build, settings: TrainingSettings, splits: Splits, validate: bool = False
 ) -> Plan:
     """Measure a scratch model, made by `build`; where it does not compile, as it is without."""
-    note, measured, seconds = None, None, budget.calibration_seconds
-    compiled = compiles(settings, training.samples.device)
-    if compiled:
+
+    def measure(settings: TrainingSettings) -> Calibration:
+        seconds = budget.calibration_seconds
+        return calibrate(build(), *splits, settings, seconds, validate=validate)
+
+    note, measured = None, None
+    if compiles(settings, splits[0].samples.device):
         try:
-            measured = calibrate(
-                build(), training, validation, settings, seconds, validate=validate
-            )
+            measured = measure(settings)
         except Exception as error:  # compilers fail in too many ways to name
             note = f"compiled it failed ({first_line(error)}), so it was trained uncompiled"
-            compiled = False
+    compiled = measured is not None
     if measured is None:
         release()  # the failed attempt, which its error held until now
-        eager = replace(settings, compile=False)
-        measured = calibrate(build(), training, validation, eager, seconds, validate=validate)
+        measured = measure(replace(settings, compile=False))
     return Plan(budget.steps(measured.steps_per_second), compiled, measured, note)
 
 
 def fit_to_time(
-    seconds: float,
-    most_steps: float,
-    build: Callable[[], Model],
-    settings: TrainingSettings,
-    training: TrainingSplit[Rows],
-    validation: ValidationSplit[Rows],
+    seconds: float, most_steps: float, build: Build, settings: TrainingSettings, splits: Splits
 ) -> tuple[TrainingSettings, Plan]:
     """Settings whose whole run takes about so long, measurement and validations included."""
-    watch = Stopwatch()
-    whole = TimeBudget(seconds)
-    plan = make_plan(whole, build, settings, training, validation, validate=True)
+    watch, whole = Stopwatch(), TimeBudget(seconds)
+    plan = make_plan(whole, build, settings, splits, validate=True)
     rate, each = plan.calibration.steps_per_second, plan.calibration.validation_seconds
     # The run itself compiles once more.
     left = max(seconds - watch.running - plan.calibration.compilation_seconds, seconds / 2)
@@ -276,8 +261,7 @@ def fit_to_time(
     numbers: list[Any] = [steps, rate, validations]
     if PartialState().num_processes > 1:
         broadcast_object_list(numbers)  # what the first process measured serves all
-    settings = spend(settings, *numbers)
-    return settings, replace(plan, steps=numbers[0])
+    return spend(settings, *numbers), replace(plan, steps=numbers[0])
 
 
 def release() -> None:

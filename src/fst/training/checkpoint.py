@@ -9,6 +9,7 @@ by the manifest when the checkpoint is read.
 import hashlib
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,8 @@ from torch import Tensor
 from fst.io import json_text, parse_json, sync, write_synced
 from fst.training.errors import CheckpointError
 
-MANIFEST, WEIGHTS, TENSORS, VALUES = (
-    "manifest.json",
-    "model.safetensors",
-    "state.safetensors",
-    "state.json",
-)
+MANIFEST, WEIGHTS = "manifest.json", "model.safetensors"
+TENSORS, VALUES = "state.safetensors", "state.json"
 _FOLDER = re.compile(r"step-(\d+)")
 _TEMPORARY = ".partial-"
 
@@ -55,10 +52,8 @@ def save(checkpoint: Checkpoint, parent: Path, step: int, recipe: dict[str, Any]
     try:
         for name, data in files.items():
             write_synced(partial / name, data)
-        entries = {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for name, data in files.items()
-        }
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        entries = {name: {"bytes": len(files[name]), "sha256": digests[name]} for name in files}
         manifest = json_text({"format": 1, "step": step, "files": entries})
         write_synced(partial / MANIFEST, manifest.encode())
         sync(partial)
@@ -79,7 +74,12 @@ def load(folder: Path) -> Checkpoint:
     try:
         files = _verified(folder)
         weights, tensors = (_unpack(folder / name, files[name]) for name in (WEIGHTS, TENSORS))
-        return Checkpoint(weights, tensors, _object(folder, files[VALUES]))
+        values = None
+        with suppress(ValueError):
+            values = parse_json(files[VALUES])
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{folder}: {VALUES} is no JSON object")
+        return Checkpoint(weights, tensors, values)
     except CheckpointError as error:
         raise CheckpointError(f"{error}. {_offer(folder)}") from None
 
@@ -93,7 +93,6 @@ def available(parent: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """The step in a checkpoint's name."""
     match = _FOLDER.fullmatch(folder.name)
     if match is None:
         raise CheckpointError(f"{folder}: not a checkpoint; they are named step-<number>")
@@ -151,20 +150,17 @@ def _offer(folder: Path) -> str:
     """The newest other checkpoint that reads as whole, earlier ones first."""
     others = [path for path in available(folder.parent) if path != folder]
     earlier = [path for path in others if folder.name > path.name]
+    run = folder.parent.parent
     for path in (*reversed(earlier), *(path for path in others if path not in earlier)):
-        try:
+        with suppress(CheckpointError):
             _verified(path)
-        except CheckpointError:
-            continue
-        run = folder.parent.parent
-        return f"{path.name} is good: fst train --resume {run} --checkpoint {path.name}"
+            return f"{path.name} is good: fst train --resume {run} --checkpoint {path.name}"
     return "There is no other good checkpoint; start the run anew in another folder"
 
 
 def _pack(tensors: dict[str, Tensor]) -> bytes:
-    return safetensors.torch.save(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    )
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return safetensors.torch.save(plain)
 
 
 def _unpack(path: Path, data: bytes) -> dict[str, Tensor]:
@@ -172,13 +168,3 @@ def _unpack(path: Path, data: bytes) -> dict[str, Tensor]:
         return safetensors.torch.load(data)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path.parent}: {path.name} is no safetensors file") from error
-
-
-def _object(folder: Path, data: bytes) -> dict[str, Any]:
-    try:
-        values = parse_json(data)
-    except ValueError:
-        values = None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{folder}: {VALUES} is no JSON object")
-    return values

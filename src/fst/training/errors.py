@@ -27,8 +27,7 @@ class NonFiniteError(TrainingError):
 
     def __init__(self, message: str, step: int, rows: list[int]) -> None:
         super().__init__(message)
-        self.step = step
-        self.rows = rows
+        self.step, self.rows = step, rows
 
 
 class Interrupted(Exception):  # noqa: N818  (not a fault: the run was saved and can go on)
@@ -41,8 +40,7 @@ class Interrupted(Exception):  # noqa: N818  (not a fault: the run was saved and
             f"interrupted after step {step:,}; the run is saved. "
             f"Resume with: fst train --resume {folder}{launcher if processes > 1 else ''}"
         )
-        self.folder = folder
-        self.step = step
+        self.folder, self.step = folder, step
 
 
 def first_line(error: Exception) -> str:

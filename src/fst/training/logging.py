@@ -10,8 +10,9 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console, RenderableType
@@ -32,8 +33,6 @@ QUIET = 30.0
 
 
 class Stopwatch:
-    """Seconds between one call and the next."""
-
     def __init__(self) -> None:
         self._start = time.monotonic()
 
@@ -57,72 +56,16 @@ class Reading:
     steps_per_second: float
 
 
-class Log:
-    """Averages what the trainer has read and passes it on.
-
-    Every process keeps one, so that all do the same; only the main one has metrics and a screen.
-    """
-
-    def __init__(
-        self, trainer: Trainer, metrics: "MetricsLog | None", progress: "Progress"
-    ) -> None:
-        self.trainer = trainer
-        self.metrics = metrics
-        self.progress = progress
-        self._logged_step = trainer.state.step
-        self._logged_seconds = trainer.state.training_seconds
-        self.reading = Reading(self._logged_step, float("nan"), 0.0, 0.0)
-
-    def read(self) -> None:
-        """Take up the losses read since the last log line."""
-        state = self.trainer.state
-        if not state.pending:
-            return
-        seconds = state.training_seconds - self._logged_seconds
-        self.reading = Reading(
-            step=state.step,
-            loss=self._mean(0),
-            learning_rate=self.trainer.optimizer.param_groups[0]["lr"],
-            steps_per_second=(state.step - self._logged_step) / max(seconds, 1e-9),
-        )
-
-    def log(self) -> None:
-        """Write the means over the steps since the last log line, and begin anew."""
-        reading, state = self.reading, self.trainer.state
-        if self.metrics is not None:
-            values = {
-                "loss": reading.loss,
-                "gradient_norm": self._mean(1),
-                "learning_rate": reading.learning_rate,
-                "steps_per_second": reading.steps_per_second,
-                "seconds": state.training_seconds + state.other_seconds,
-            }
-            self.metrics.add("training", state.step, values)
-        state.pending.clear()
-        self._logged_step, self._logged_seconds = state.step, state.training_seconds
-
-    def validated(self) -> None:
-        """Write the validation just made."""
-        state = self.trainer.state
-        if self.metrics is not None and state.best is not None:
-            (step, error), (_, best) = state.history[-1], state.best
-            self.metrics.add("validation", step, {"error": error, "best": best} | state.errors)
-
-    def _mean(self, column: int) -> float:
-        pending = self.trainer.state.pending
-        return sum(pair[column] for pair in pending) / len(pending)
-
-
 class MetricsLog:
     """Where the main process writes; the other processes have none."""
 
     def __init__(self, folder: RunFolder, settings: TrainingSettings, step: int) -> None:
-        self.folder = folder
-        with file_errors(folder.metrics):
-            kept = list(_until(folder, step))
-            write_atomically(folder.metrics, b"".join(kept))
-            self._file = folder.metrics.open("ab")
-        self._tensorboard = _tensorboard(folder, step) if settings.tensorboard else None
+        self.folder, self.path = folder, folder.path / "metrics.jsonl"
+        with file_errors(self.path):
+            write_atomically(self.path, b"".join(_until(self.path, step)))
+            self._file = self.path.open("ab")
+        self._board = folder.path / "tensorboard"
+        self._tensorboard = _tensorboard(self._board, step) if settings.tensorboard else None
         self._wandb = _wandb(folder) if settings.wandb else None
 
     def __enter__(self) -> Self:
@@ -132,13 +75,13 @@ class MetricsLog:
     def _report(self, error: threading.ExceptHookArgs) -> None:
         """TensorBoard writes in a thread, whose errors nobody catches. Where the folder is gone,
         the run itself says so in one line."""
-        if not (isinstance(error.exc_value, OSError) and not self.folder.tensorboard.is_dir()):
+        if not isinstance(error.exc_value, OSError) or self._board.is_dir():
             self._hook(error)
 
     def __exit__(self, *_: object) -> None:
         threading.excepthook = self._hook
         self._file.close()
-        if self._tensorboard is not None and self.folder.tensorboard.is_dir():
+        if self._tensorboard is not None and self._board.is_dir():
             self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
@@ -147,7 +90,7 @@ class MetricsLog:
         """Record numbers of one step; `kind` is "training" or "validation"."""
         self.folder.require_there()
         line = {"kind": kind, "step": step, **values}
-        with file_errors(self.folder.metrics):
+        with file_errors(self.path):
             self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
             self._file.flush()
             if self._tensorboard is not None:
@@ -158,28 +101,24 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Bring the lines to the disk: a checkpoint counts on those before it."""
-        with file_errors(self.folder.metrics):
+        with file_errors(self.path):
             os.fsync(self._file.fileno())
 
 
-def _until(folder: RunFolder, step: int) -> Iterator[bytes]:
+def _until(path: Path, step: int) -> Iterator[bytes]:
     """The complete lines up to `step`. A killed writer may leave half a line at the end."""
-    if not folder.metrics.exists():
-        return
-    for line in folder.metrics.read_bytes().splitlines(keepends=True):
-        try:
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError, KeyError, TypeError):
             if parse_json(line)["step"] <= step:
-                yield line.rstrip(b"\n") + b"\n"
-        except (ValueError, KeyError, TypeError):
-            continue
+                yield line + b"\n"
 
 
-def _tensorboard(folder: RunFolder, step: int) -> Any:
+def _tensorboard(folder: Path, step: int) -> Any:
     # Imported here because it takes seconds, which not every run needs to spend.
     from torch.utils.tensorboard import SummaryWriter
 
-    with file_errors(folder.tensorboard):
-        return SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
+    with file_errors(folder):
+        return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def check_wandb(settings: TrainingSettings) -> None:
@@ -208,13 +147,8 @@ def _wandb_errors() -> Iterator[Any]:
 def _wandb(folder: RunFolder) -> Any:
     with _wandb_errors() as wandb:
         # The folder's name identifies the run, so that a resumed one goes on in the same place.
-        return wandb.init(
-            project="fst",
-            dir=str(folder.path),
-            config=folder.recipe,
-            id=folder.path.resolve().name,
-            resume="allow",
-        )
+        goes_on = {"id": folder.path.resolve().name, "resume": "allow"}
+        return wandb.init(project="fst", dir=str(folder.path), config=folder.recipe, **goes_on)
 
 
 class _TwoLines(LiveProgress):
@@ -230,8 +164,7 @@ class Progress:
     """Shows readings; `last_step` is the most steps the schedule allows."""
 
     def __init__(self, console: Console, step: int, last_step: int) -> None:
-        self.console = console
-        self.last_step = last_step
+        self.console, self.last_step = console, last_step
         self._said = time.monotonic()
         self._live: LiveProgress | None = None
         if console.is_terminal:
@@ -275,3 +208,51 @@ class Progress:
             seconds = (self.last_step - reading.step) / reading.steps_per_second
             parts.append(f"at most {duration(seconds)} left")
         return ", ".join(parts)
+
+
+class Log:
+    """Averages what the trainer has read; every process keeps one, so that all do the same."""
+
+    def __init__(self, trainer: Trainer, metrics: MetricsLog | None, progress: Progress) -> None:
+        self.trainer, self.metrics, self.progress = trainer, metrics, progress
+        self._logged_step = trainer.state.step
+        self._logged_seconds = trainer.state.training_seconds
+        self.reading = Reading(self._logged_step, float("nan"), 0.0, 0.0)
+
+    def read(self) -> None:
+        """Take up the losses read since the last log line."""
+        state = self.trainer.state
+        if not state.pending:
+            return
+        seconds = state.training_seconds - self._logged_seconds
+        self.reading = Reading(
+            step=state.step,
+            loss=self._mean(0),
+            learning_rate=self.trainer.optimizer.param_groups[0]["lr"],
+            steps_per_second=(state.step - self._logged_step) / max(seconds, 1e-9),
+        )
+
+    def log(self) -> None:
+        """Write the means over the steps since the last log line, and begin anew."""
+        reading, state = self.reading, self.trainer.state
+        if self.metrics is not None:
+            values = {
+                "loss": reading.loss,
+                "gradient_norm": self._mean(1),
+                "learning_rate": reading.learning_rate,
+                "steps_per_second": reading.steps_per_second,
+                "seconds": state.training_seconds + state.other_seconds,
+            }
+            self.metrics.add("training", state.step, values)
+        state.pending.clear()
+        self._logged_step, self._logged_seconds = state.step, state.training_seconds
+
+    def validated(self) -> None:
+        state = self.trainer.state
+        if self.metrics is not None and state.best is not None:
+            (step, error), (_, best) = state.history[-1], state.best
+            self.metrics.add("validation", step, {"error": error, "best": best} | state.errors)
+
+    def _mean(self, column: int) -> float:
+        pending = self.trainer.state.pending
+        return sum(pair[column] for pair in pending) / len(pending)

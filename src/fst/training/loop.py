@@ -37,6 +37,8 @@ from fst.training.run_folder import RunFolder, held
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import Trainer, compiles
 
+SUMMARY = "summary.json"
+Splits = tuple[TrainingSplit[Rows], ValidationSplit[Rows]]
 # With one process, losses are read at least this often (seconds), for the progress line.
 READ_EVERY = 1.0
 # Signals closer than this (seconds) are one: `timeout` sends its own twice, for example.
@@ -75,8 +77,8 @@ def train(
 ) -> Summary:
     """Train until the schedule ends, on the device that holds the data (or on all processes').
 
-    On return `model` has the last weights; the best ones are in `folder.best`. A resumed folder
-    goes on from its checkpoint as if the run had never stopped.
+    On return `model` has the last weights; the best ones are in the folder's `best`. A resumed
+    folder goes on from its checkpoint as if the run had never stopped.
     """
     accelerator = build_accelerator(settings, training.samples.device)
     trainer = Trainer(model, training.samples, validation.samples, settings, accelerator)
@@ -103,8 +105,8 @@ def train(
             raise
         summary = summarize(trainer, reason)
         # A finished run that is resumed keeps the summary of its last start.
-        if main and not (state.step == start and folder.summary.exists()):
-            folder.write_json(folder.summary.name, asdict(summary))
+        if main and not (state.step == start and (folder.path / SUMMARY).exists()):
+            folder.write_json(SUMMARY, asdict(summary))
         best = state.best
         selected = f"; best validation error {best[1]:.5f} at step {best[0]:,}" if best else ""
         progress.say(f"finished after step {summary.steps:,}: {reason}{selected}")
@@ -201,10 +203,7 @@ def summarize(trainer: Trainer, reason: str) -> Summary:
 
 
 class Interruption:
-    """Ctrl-C and termination signals as a flag that the loop reads between steps.
-
-    While active, the first signal sets `requested`; a later one acts as it always did.
-    """
+    """Ctrl-C and termination signals as a flag for the loop; a later signal acts as ever."""
 
     def __init__(self) -> None:
         self.requested = False

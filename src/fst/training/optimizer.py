@@ -26,14 +26,13 @@ matrices at once.
 
 import copy
 import math
-import operator
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -127,9 +126,6 @@ class Stack:
         """Multiplications for one matrix."""
         return STEPS * self.rows**2 * (2 * self.columns + self.rows)
 
-    def holds(self, other: "Stack") -> bool:
-        return self.rows >= other.rows and self.columns >= other.columns
-
 
 def stacked(shapes: Sequence[tuple[int, int]], worth: int, alignment: int) -> list[Stack]:
     """Stacks of matrices of one shape, lying on their longer side.
@@ -144,8 +140,9 @@ def stacked(shapes: Sequence[tuple[int, int]], worth: int, alignment: int) -> li
     stacks = sorted(by_shape.values(), key=lambda stack: (stack.work, stack.rows))
     found = []
     for number, stack in enumerate(stacks):
-        larger = [other for other in stacks[number + 1 :] if other.holds(stack)]
-        nearest = min(larger, key=lambda other: other.work, default=None)
+        others = [each for each in stacks[number + 1 :] if each.rows >= stack.rows]
+        larger = [each for each in others if each.columns >= stack.columns]
+        nearest = min(larger, key=lambda each: each.work, default=None)
         if nearest and (nearest.work - stack.work) * len(stack.members) < worth:
             nearest.members += stack.members
         else:
@@ -157,47 +154,32 @@ class Orthogonalizer:
     """O of many matrices from their U; both are vectors that hold one matrix after the other."""
 
     def __init__(
-        self,
-        shapes: Sequence[tuple[int, int]],
-        device: torch.device,
-        worth: int | None = None,
-        alignment: int | None = None,
+        self, shapes: Sequence[tuple[int, int]], stacks: Sequence[Stack], device: torch.device
     ) -> None:
-        on_gpu = device.type == "cuda"
-        worth = (WORTH_A_STACK if on_gpu else 0) if worth is None else worth
-        alignment = (ALIGNMENT if on_gpu else 1) if alignment is None else alignment
-        sizes = [rows * columns for rows, columns in shapes]
-        starts = [sum(sizes[:number]) for number in range(len(sizes))]
-        total = sum(sizes)
-        stacks = stacked(shapes, worth, alignment)
+        total = sum(rows * columns for rows, columns in shapes)
+        numbered = _views(torch.arange(total), [torch.Size(shape) for shape in shapes])
         back = torch.empty(total, dtype=torch.long)
-        self._sources: list[Tensor] = []
-        self._scales: list[Tensor] = []
+        self._stacks: list[tuple[Tensor, Tensor]] = []
         before = 0
         for stack in stacks:
-            count = len(stack.members)
             # Where each number comes from; the last number of the vector will be zero.
-            source = torch.full((count, stack.rows, stack.columns), total)
+            source = torch.full((len(stack.members), stack.rows, stack.columns), total)
             index = before + torch.arange(source.numel()).view(source.shape)
-            scale = torch.empty(count, 1, 1)
             for number, member in enumerate(stack.members):
-                rows, columns = shapes[member]
-                own = torch.arange(starts[member], starts[member] + sizes[member])
-                own = own.view(rows, columns)
-                own = own if rows <= columns else own.mT
+                own = numbered[member]
+                own = own if own.shape[0] <= own.shape[1] else own.mT
                 source[number, : own.shape[0], : own.shape[1]] = own
                 back[own] = index[number, : own.shape[0], : own.shape[1]]
-                scale[number] = 0.2 * math.sqrt(max(rows, columns))
             before += source.numel()
-            self._sources.append(source.to(device))
-            self._scales.append(scale.to(device))
+            scales = [0.2 * math.sqrt(max(shapes[member])) for member in stack.members]
+            self._stacks.append((source.to(device), torch.tensor(scales, device=device)))
         self._back = back.to(device)
 
     def __call__(self, updates: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         half = torch.cat((updates.bfloat16(), updates.new_zeros(1, dtype=torch.bfloat16)))
         found = [
-            (orthogonalize(half[source]).to(updates.dtype) * scale).flatten()
-            for source, scale in zip(self._sources, self._scales, strict=True)
+            (orthogonalize(half[source]).to(updates.dtype) * scales[:, None, None]).flatten()
+            for source, scales in self._stacks
         ]
         return torch.cat(found)[self._back]
 
@@ -288,10 +270,7 @@ class Optimizer:
 
 
 class Update:
-    """The step for the parameters that have a gradient, in memory that stays where it is.
-
-    It takes what it moves out of the optimiser's `state`, and holds it from then on.
-    """
+    """The step for parameters with a gradient, in fixed memory; takes them out of `state`."""
 
     def __init__(self, optimizer: Optimizer, state: dict[int, dict[str, Tensor]]) -> None:
         self._optimizer = optimizer
@@ -313,8 +292,8 @@ class Update:
             segment.end = total
         numbers = [number for segment in self._segments for number in segment.numbers]
         self._parameters = [optimizer.parameters[number][1] for number in numbers]
-        self._given = [optimizer.parameters[number][1] for number in sorted(numbers)]
-        self._addresses = _addresses(self._given)
+        given = [optimizer.parameters[number][1] for number in sorted(numbers)]
+        self._known = [(id(parameter), parameter.data_ptr()) for parameter in given]
         self._targets = [target for segment in self._segments for target in segment.targets]
         of_muon = muon[-1].end if muon else 0
         self._muon, self._adam = slice(0, of_muon), slice(of_muon, total)
@@ -324,10 +303,10 @@ class Update:
         self._norm = like.new_zeros(())
         # Of each segment what `_numbers` says; the last row has the limit.
         self._sent = like.new_zeros(len(self._segments) + 1, 3)
-        self._gradients = _views(self._gradient, self._targets)
+        every = [target.shape for target in self._targets]
+        self._gradients, averages = _views(self._gradient, every), _views(self._average, every)
         of_matrices = sum(len(segment.targets) for segment in muon)
-        averages = _views(self._average, self._targets)
-        squares = _views(self._square, self._targets[of_matrices:])
+        squares = _views(self._square, every[of_matrices:])
         views = [{"momentum_buffer": average} for average in averages[:of_matrices]] + [
             {"exp_avg": average, "exp_avg_sq": square}
             for average, square in zip(averages[of_matrices:], squares, strict=True)
@@ -337,8 +316,11 @@ class Update:
             for name, tensor in state.pop(number, {}).items():
                 if name != "step":
                     self._views[number][name].copy_(_real(tensor))
-        shapes = [matrix_shape(target) for target in self._targets[:of_matrices]]
-        self._orthogonalizer = Orthogonalizer(shapes, like.device) if shapes else None
+        self._orthogonalizer: Orthogonalizer | None = None
+        if shapes := [matrix_shape(target) for target in self._targets[:of_matrices]]:
+            worth, alignment = (WORTH_A_STACK, ALIGNMENT) if like.is_cuda else (0, 1)
+            stacks = stacked(shapes, worth, alignment)
+            self._orthogonalizer = Orthogonalizer(shapes, stacks, like.device)
         self._eager_steps = 0
         self._replay: Callable[[], None] | None = None
 
@@ -357,16 +339,11 @@ class Update:
 
     @property
     def recorded(self) -> bool:
-        """Whether steps are replayed."""
         return self._replay is not None
 
     def fits(self, parameters: list[nn.Parameter]) -> bool:
         """Whether these are the parameters, in the same memory."""
-        return (
-            len(parameters) == len(self._given)
-            and all(map(operator.is_, parameters, self._given))
-            and _addresses(parameters) == self._addresses
-        )
+        return [(id(each), each.data_ptr()) for each in parameters] == self._known
 
     def step(
         self, limit: float, exchange: Exchange | None = None, *, record: bool
@@ -377,7 +354,9 @@ class Update:
             exchange(self._gradient)
         for segment in self._segments:
             segment.steps += 1
-        self._send([*map(self._numbers, self._segments), (limit, 0.0, 0.0)])
+        rows = [*map(self._numbers, self._segments), (limit, 0.0, 0.0)]
+        numbers = torch.tensor(rows, dtype=self._sent.dtype, pin_memory=self._sent.is_cuda)
+        self._sent.copy_(numbers, non_blocking=True)  # the host does not wait for the device
         if self._replay is not None:
             self._replay()
             increment_version(self._parameters)  # autograd does not see what a graph changes
@@ -397,12 +376,6 @@ class Update:
         first, second = (1 - beta**steps for beta in BETAS)
         return kept, rate / first, 1 / math.sqrt(second)
 
-    def _send(self, rows: list[tuple[float, float, float]]) -> None:
-        """To the device, without the host's waiting for it."""
-        pinned = self._sent.is_cuda
-        numbers = torch.tensor(rows, dtype=self._sent.dtype, pin_memory=pinned)
-        self._sent.copy_(numbers, non_blocking=True)
-
     def _compute(self) -> None:
         """The whole step; it depends on nothing but the contents of tensors."""
         gradient, numbers = self._gradient, self._sent
@@ -410,26 +383,26 @@ class Update:
         gradient.mul_((numbers[-1, 0] / (self._norm + 1e-6)).clamp(max=1))
         update = torch.empty_like(gradient)
         if self._orthogonalizer is not None:
-            self._muon_update(self._orthogonalizer, update[self._muon])
+            momentum, average = self._optimizer.momentum, self._average[self._muon]
+            average.lerp_(gradient[self._muon], 1 - momentum)
+            nesterov = gradient[self._muon].lerp(average, momentum)
+            update[self._muon].copy_(self._orthogonalizer(nesterov))
         if self._adam_segments:
             self._adam_update(update[self._adam])
         for segment, number in zip(self._segments, numbers[:-1], strict=True):
             update[segment.start : segment.end].mul_(number[1])
             if self._optimizer.decoupled and segment.group["weight_decay"]:
                 torch._foreach_mul_(segment.targets, number[0])
-        torch._foreach_sub_(self._targets, _views(update, self._targets))
-
-    def _muon_update(self, orthogonalizer: Orthogonalizer, out: Float[Tensor, " n"]) -> None:
-        gradient, average = self._gradient[self._muon], self._average[self._muon]
-        momentum = self._optimizer.momentum
-        average.lerp_(gradient, 1 - momentum)
-        out.copy_(orthogonalizer(gradient.lerp(average, momentum)))
+        shapes = [target.shape for target in self._targets]
+        torch._foreach_sub_(self._targets, _views(update, shapes))
 
     def _adam_update(self, out: Float[Tensor, " n"]) -> None:
         gradient, average = self._gradient[self._adam], self._average[self._adam]
-        if not self._optimizer.decoupled:
-            for segment in self._adam_segments:
-                self._add_decay(segment)
+        for segment in self._adam_segments:
+            decay = segment.group["weight_decay"]
+            if decay and not self._optimizer.decoupled:  # the decay is part of the gradient
+                values = torch.cat([target.flatten() for target in segment.targets])
+                self._gradient[segment.start : segment.end].add_(values, alpha=decay)
         average.lerp_(gradient, 1 - BETAS[0])
         self._square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
         root, before = self._square.sqrt(), self._adam.start
@@ -437,13 +410,6 @@ class Update:
         for segment, number in zip(self._adam_segments, numbers, strict=True):
             root[segment.start - before : segment.end - before].mul_(number[2])
         torch.div(average, root.add_(self._optimizer.epsilon), out=out)
-
-    def _add_decay(self, segment: Segment) -> None:
-        """Coupled: the decay is part of the gradient."""
-        decay = segment.group["weight_decay"]
-        if decay:
-            values = [target.flatten() for target in segment.targets]
-            self._gradient[segment.start : segment.end].add_(torch.cat(values), alpha=decay)
 
     def _recorded(self) -> Callable[[], None] | None:
         """Make this step, and record it for those that follow; None where that fails."""
@@ -470,14 +436,10 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def _views(vector: Float[Tensor, " n"], targets: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of a vector in the shapes of these tensors."""
-    parts = vector.split([target.numel() for target in targets])
-    return [part.view(target.shape) for part, target in zip(parts, targets, strict=True)]
-
-
-def _addresses(parameters: Sequence[Tensor]) -> list[int]:
-    return [parameter.data_ptr() for parameter in parameters]
+def _views(vector: Shaped[Tensor, " n"], shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """The parts of a vector in these shapes."""
+    parts = vector.split([shape.numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def build_optimizer(model: Model, settings: TrainingSettings) -> Optimizer:
@@ -501,17 +463,9 @@ def build_optimizer(model: Model, settings: TrainingSettings) -> Optimizer:
             for each, decay in ((decayed, settings.weight_decay), (others, 0.0)):
                 group = {"params": each, "matrices": by_muon, "weight_decay": decay, "name": name}
                 groups += [group | {"lr": rate, "base": rate}] if each else []
-    return Optimizer(
-        groups,
-        epsilon=settings.epsilon,
-        momentum=settings.momentum,
-        decoupled=settings.optimizer != "adam",
-    )
-
-
-def set_rates(optimizer: Optimizer, factor: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = group["base"] * factor
+    epsilon, momentum = settings.epsilon, settings.momentum
+    decoupled = settings.optimizer != "adam"
+    return Optimizer(groups, epsilon=epsilon, momentum=momentum, decoupled=decoupled)
 
 
 class Average:

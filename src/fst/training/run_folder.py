@@ -18,7 +18,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -58,14 +58,11 @@ def held(folder: Path) -> Iterator[None]:
         try:
             with file_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-                try:
-                    lock.acquire(timeout=PATIENCE, poll_interval=0.2)
-                except Timeout:
-                    raise TrainingError(
-                        f"another process is at work in {folder}; try again when it has ended"
-                    ) from None
-        except (TrainingError, FileError) as error:
+                lock.acquire(timeout=PATIENCE, poll_interval=0.2)
+        except FileError as error:
             problem = [str(error)]
+            if isinstance(error.__cause__, Timeout):
+                problem = [f"another process is at work in {folder}; try again when it has ended"]
     if PartialState._shared_state and PartialState().num_processes > 1:
         broadcast_object_list(problem)  # or the others would wait for the first in vain
     if problem[0]:
@@ -111,10 +108,9 @@ class RunFolder:
     def require_free(path: Path | str) -> None:
         """Raise where a new run would overwrite something."""
         path = Path(path)
-        if not _is_first():
-            return
         with file_errors(path):
-            if path.is_dir() and any(each.name not in STARTING for each in path.iterdir()):
+            held_files = path.iterdir() if _is_first() and path.is_dir() else ()
+            if any(each.name not in STARTING for each in held_files):
                 raise TrainingError(
                     f"{path} already holds files, and nothing is overwritten; choose another "
                     f"folder, or continue a run with: fst train --resume {path}"
@@ -135,35 +131,16 @@ class RunFolder:
         except ValueError:
             raise TrainingError(f"{path / 'recipe.json'} is damaged: no JSON") from None
         found = {each.name: each for each in checkpoint.available(path / "checkpoints")}
-        if checkpoint_name is None:
-            # A run killed before its first checkpoint starts again from the beginning.
-            return cls(path, recipe, next(reversed(found.values()), None))
-        if checkpoint_name not in found:
+        # A run killed before its first checkpoint starts again from the beginning.
+        name = next(reversed(found), None) if checkpoint_name is None else checkpoint_name
+        if name is not None and name not in found:
             names = ", ".join(found) or "none"
-            raise CheckpointError(
-                f"{path} has no checkpoint {checkpoint_name!r}; there are: {names}"
-            )
-        return cls(path, recipe, found[checkpoint_name])
+            raise CheckpointError(f"{path} has no checkpoint {name!r}; there are: {names}")
+        return cls(path, recipe, None if name is None else found[name])
 
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
-
-    @property
-    def best(self) -> Path:
-        return self.path / "best"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
 
     def require_there(self) -> None:
         """Raise where the folder was moved or removed: a new one would hold half a run."""
@@ -173,9 +150,10 @@ class RunFolder:
     def save_best(self, model: Model) -> None:
         """Replace the best weights; a reader sees the old or the new ones, never a part."""
         self.require_there()
-        with file_errors(self.best):
-            model.save_pretrained(self.best)
-            write_json(self.best / "recipe.json", self.recipe)
+        best = self.path / "best"
+        with file_errors(best):
+            model.save_pretrained(best)
+            write_json(best / "recipe.json", self.recipe)
 
     def save_checkpoint(self, state: checkpoint.Checkpoint, step: int, keep: int) -> None:
         self.require_there()
@@ -224,10 +202,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def git_state(folder: Path = Path(__file__).parent) -> dict[str, Any] | None:
-    """Commit and whether the tree differs from it; None unless this source is under git.
-
-    A copy without its repository may say its commit by the variable FST_COMMIT.
-    """
+    """Commit, and whether the tree differs; None unless under git. A copy may set FST_COMMIT."""
     if "FST_COMMIT" in os.environ:
         return {"commit": os.environ["FST_COMMIT"], "modified": None}
     commit = _git(folder, "rev-parse", "HEAD")
@@ -248,12 +223,10 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"fst": __version__}
+    found: dict[str, str | None] = {"fst": __version__} | dict.fromkeys(PACKAGES)
     for name in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
     found["torch"] = torch.__version__  # with its build, which the package metadata may leave out
     return found
 
@@ -267,10 +240,9 @@ def _hardware() -> dict[str, Any]:
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
     }
     if torch.cuda.is_available():
-        properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
         hardware["gpus"] = [
-            {"name": each.name, "memory_gib": round(each.total_memory / 2**30, 1)}
-            for each in properties
+            {"name": gpu.name, "memory_gib": round(gpu.total_memory / 2**30, 1)} for gpu in gpus
         ]
         hardware["cuda"] = torch.version.cuda
     return hardware

@@ -15,7 +15,6 @@ and it says nothing before the first validation is w steps old.
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -164,9 +163,8 @@ class Plateau(Schedule):
                 before += 1
             if self._rate(divisions) <= self.floor:
                 break
-            if before < 0 or history[before][0] < since:
-                continue
-            if best[now] > (1 - self.improvement) * best[before]:
+            told = before >= 0 and history[before][0] >= since
+            if told and best[now] > (1 - self.improvement) * best[before]:
                 divisions, since = divisions + 1, step
         return divisions, since
 
@@ -193,23 +191,19 @@ class WarmupCosine(Schedule):
 
 
 def mean_error(history: History, checks: int = 3) -> float:
-    """The mean of the last `checks` validation errors."""
     if len(history) < checks:
         raise ValueError(f"need {checks} validation errors, got {len(history)}")
     return sum(error for _, error in history[-checks:]) / checks
 
 
-def _running_best(history: Iterable[tuple[int, float]]) -> list[float]:
+def _running_best(history: History) -> list[float]:
     return list(accumulate((error for _, error in history), min))
 
 
 def _stalled(
     step: int, history: History, window: int, improvement: float, since: int = 0
 ) -> str | None:
-    """The reason to stop if `step` was validated and the best error has improved by too little.
-
-    A window that begins before step `since` says nothing.
-    """
+    """Why to stop, if `step` was validated and improved too little in a window after `since`."""
     if not history or history[-1][0] != step:
         return None
     before = bisect_right(history, step - window, key=lambda check: check[0]) - 1

@@ -26,6 +26,9 @@ from fst.training.errors import TrainingError
 from fst.training.schedules import Plateau, Stages, WarmupCosine
 from fst.types import check_fields
 
+Values = Float[Tensor, "b q c"]
+Draws = PointDraws | None
+"""The evaluation points of a batch, for models that take them at random."""
 # What an optimiser makes of larger ones does not fit into float32.
 LARGEST_NUMBER = 1e30
 
@@ -47,7 +50,7 @@ class Objective(ABC):
         """Raise, before training, where the model or the data are of another kind of task."""
 
     @abstractmethod
-    def predict(self, model: Any, batch: Any, draws: PointDraws | None) -> Tensor:
+    def predict(self, model: Any, batch: Any, draws: Draws) -> Tensor:
         """The prediction of a training step."""
 
     @abstractmethod
@@ -55,7 +58,7 @@ class Objective(ABC):
         """What a training step averages; float32 whatever the precision of the prediction."""
 
     @abstractmethod
-    def errors(self, model: Any, batch: Any, draws: PointDraws | None) -> Float[Tensor, "b e"]:
+    def errors(self, model: Any, batch: Any, draws: Draws) -> Float[Tensor, "b e"]:
         """What a validation averages, in float32."""
 
 
@@ -83,12 +86,10 @@ class RelativeL2(Objective):
     def names(self) -> tuple[str, ...]:
         if self == RelativeL2():
             return ("relative_l2",)
-        words = (
-            "weighted" if self.weights else "",
-            "standardized" if self.channels == "standardized" else "",
-            "relative" if self.scale == "relative" else "",
-        )
-        return "_".join((*filter(None, words), "l2")), "relative_l2"  # what the test is scored by
+        words = ["weighted"] if self.weights else []
+        words += ["standardized"] if self.channels == "standardized" else []
+        words += ["relative"] if self.scale == "relative" else []
+        return "_".join((*words, "l2")), "relative_l2"  # what the test is scored by
 
     def check(self, model: Model, samples: Rows) -> None:
         _require(self, "model", model, Operator)
@@ -114,28 +115,22 @@ class RelativeL2(Objective):
             except ValueError as error:
                 raise TrainingError(f"the model does not fit the data: {error}") from None
 
-    def predict(
-        self, model: Operator, batch: Batch, draws: PointDraws | None
-    ) -> Float[Tensor, "b q c"]:
+    def predict(self, model: Operator, batch: Batch, draws: Draws) -> Values:
         return model.represent(batch.observations, draws).decode(batch.queries)
 
-    def losses(
-        self, model: Operator, prediction: Float[Tensor, "b q c"], batch: Batch
-    ) -> Float[Tensor, " b"]:
+    def losses(self, model: Operator, prediction: Values, batch: Batch) -> Float[Tensor, " b"]:
         measure = squared_relative_l2 if self.scale == "relative" else mean_square
         ours, theirs = self._scaled(model, prediction), self._scaled(model, batch.targets)
         return measure(ours, theirs, batch.mask)
 
-    def _scaled(self, model: Operator, values: Float[Tensor, "b q c"]) -> Float[Tensor, "b q c"]:
+    def _scaled(self, model: Operator, values: Values) -> Values:
         if self.channels == "standardized":
             values = model.standardize_outputs(values)
         if self.weights:
             values = values * values.new_tensor(self.weights).sqrt()
         return values
 
-    def errors(
-        self, model: Operator, batch: Batch, draws: PointDraws | None
-    ) -> Float[Tensor, "b e"]:
+    def errors(self, model: Operator, batch: Batch, draws: Draws) -> Float[Tensor, "b e"]:
         # The checked, chunked path: any number of queries fits.
         prediction = model.represent(batch.observations, draws)(batch.queries)
         found = [self.losses(model, prediction, batch).sqrt()]
@@ -193,24 +188,17 @@ class CrossEntropy(Objective):
                 f"sample {row} has {int(labels[row])}"
             )
 
-    def predict(
-        self, model: Classifier, batch: ImageBatch, draws: PointDraws | None
-    ) -> Float[Tensor, "b k"]:
+    def predict(self, model: Classifier, batch: ImageBatch, draws: Draws) -> Float[Tensor, "b k"]:
         return model.logits(batch.images, draws)
 
     def losses(
         self, model: Classifier, prediction: Float[Tensor, "b k"], batch: ImageBatch
     ) -> Float[Tensor, " b"]:
-        return cross_entropy(
-            prediction.float(),
-            batch.labels,
-            reduction="none",
-            label_smoothing=self.label_smoothing,
-        )
+        smoothing = self.label_smoothing
+        logits = prediction.float()
+        return cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)
 
-    def errors(
-        self, model: Classifier, batch: ImageBatch, draws: PointDraws | None
-    ) -> Float[Tensor, "b e"]:
+    def errors(self, model: Classifier, batch: ImageBatch, draws: Draws) -> Float[Tensor, "b e"]:
         return top_errors(model.logits(batch.images, draws), batch.labels)
 
 
@@ -221,7 +209,7 @@ class Loss(nn.Module):
         super().__init__()
         self.objective, self.model = objective, model
 
-    def forward(self, batch: Any, draws: PointDraws | None) -> Float[Tensor, ""]:
+    def forward(self, batch: Any, draws: Draws) -> Float[Tensor, ""]:
         prediction = self.objective.predict(self.model, batch, draws)
         return self.objective.losses(self.model, prediction, batch).sum()
 

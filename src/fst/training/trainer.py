@@ -32,15 +32,16 @@ from torch import Tensor, distributed, nn
 
 from fst.base import Model
 from fst.data.samples import Asked, Rows
-from fst.evaluation_points import PointDraws, ResampledPoints
+from fst.evaluation_points import ResampledPoints
+from fst.io import flat
 from fst.kernels import fuse
 from fst.precision import full_precision
 from fst.pretrained import check_shapes, from_json
 from fst.training.checkpoint import Checkpoint
 from fst.training.errors import CheckpointError, CompilationError, NonFiniteError, TrainingError
-from fst.training.optimizer import Average, Exchange, build_optimizer, set_rates
+from fst.training.optimizer import Average, Exchange, build_optimizer
 from fst.training.schedules import History
-from fst.training.settings import Loss, Objective, TrainingSettings
+from fst.training.settings import Draws, Loss, Objective, TrainingSettings
 
 # Compiled code is compiled in the first step, and captured and replayed in the next two.
 COMPILING_STEPS = 3
@@ -74,11 +75,9 @@ class Batches:
         if len(samples) == 0:
             raise TrainingError("the training split holds no samples")
         check_batch_size(settings, processes)
-        size, accumulate = settings.batch_size, settings.accumulate
-        self.samples = samples
-        self.settings = settings
-        share = _pieces(slice(0, size), processes)[process]
-        self.parts = _pieces(share, accumulate)
+        self.samples, self.settings = samples, settings
+        share = _pieces(slice(0, settings.batch_size), processes)[process]
+        self.parts = _pieces(share, settings.accumulate)
         # Resident data are chosen from on their device; a stream is planned on the host.
         self.planned_on = torch.device("cpu") if samples.streamed else samples.device
         self._generator = torch.Generator(samples.device)
@@ -90,12 +89,9 @@ class Batches:
         """The samples of the global batch of `step`, counted from 1, where they are planned."""
         size, total = self.settings.batch_size, len(self.samples)
         first, last = (step - 1) * size, step * size
-        parts = []
-        for epoch in count(first // total):
-            start = epoch * total
-            if start >= last:
-                break
-            parts.append(self._order(epoch)[max(first - start, 0) : last - start])
+        starts = range(first // total * total, last, total)  # of the epochs that it reaches into
+        orders = [(start, self._order(start // total)) for start in starts]
+        parts = [order[max(first - start, 0) : last - start] for start, order in orders]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def at(self, step: int) -> Iterator[Any]:
@@ -111,11 +107,8 @@ class Batches:
             augmentation = samples.augmentations(settings.batch_size, generator)
         rows = self.rows(step)
         for part in self.parts:
-            yield samples.batch(
-                rows[part],
-                None if chosen is None else chosen[part],
-                None if augmentation is None else augmentation[part],
-            )
+            drawn = (None if each is None else each[part] for each in (chosen, augmentation))
+            yield samples.batch(rows[part], *drawn)
 
     def _read_ahead(self, step: int) -> Iterator[Any]:
         """The same plan for samples that are read in the background, some steps ahead."""
@@ -143,15 +136,13 @@ class Batches:
         return int(state.generate_state(1, np.uint64)[0])
 
     def _order(self, epoch: int) -> Int[Tensor, " n"]:
-        order = self._orders.get(epoch)
-        if order is None:
+        if epoch not in self._orders:
             generator = np.random.default_rng((self.settings.seed, _ORDER, epoch))
             order = torch.from_numpy(generator.permutation(len(self.samples)))
-            order = order.to(self.planned_on)
             # A batch reaches into the next epoch at most; older orders are not needed again.
             self._orders = {e: o for e, o in self._orders.items() if e >= epoch - 1}
-            self._orders[epoch] = order
-        return order
+            self._orders[epoch] = order.to(self.planned_on)
+        return self._orders[epoch]
 
 
 def _pieces(whole: slice, pieces: int) -> list[slice]:
@@ -191,17 +182,15 @@ class Trainer:
         settings: TrainingSettings,
         accelerator: Accelerator,
     ) -> None:
-        self.settings = settings
+        self.settings, self.accelerator = settings, accelerator
         self.schedule = settings.schedule
         self.objective: Objective = settings.objective
-        self.accelerator = accelerator
         self.device: torch.device = accelerator.device
         self.processes: int = accelerator.num_processes
         for samples in (training, validation):
             self.objective.check(model, samples)
-        self.batches = Batches(
-            training.to(self.device), settings, accelerator.process_index, self.processes
-        )
+        share = accelerator.process_index, self.processes
+        self.batches = Batches(training.to(self.device), settings, *share)
         if len(validation) == 0:
             raise TrainingError("the validation split holds no samples")
         self.validation = validation.to(self.device)
@@ -250,7 +239,9 @@ class Trainer:
     def _update(self) -> None:
         self.state.step += 1
         step, settings = self.state.step, self.settings
-        set_rates(self.optimizer, self.schedule.factor(step, self.state.history))
+        factor = self.schedule.factor(step, self.state.history)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base"] * factor
         draws = self._draw(self.points)  # one for the step, however many parts it has
         losses = [self._backward(batch, draws) for batch in self.batches.at(step)]
         limit = math.inf if settings.clip is None else settings.clip
@@ -261,8 +252,7 @@ class Trainer:
         torch.stack((torch.stack(losses).sum(), norm), out=self._table[self._unread])
         self._unread += 1
 
-    def _backward(self, batch: Any, draws: PointDraws | None) -> Tensor:
-        """Add one part's gradient."""
+    def _backward(self, batch: Any, draws: Draws) -> Tensor:
         loss: Tensor = self.loss(batch, draws) / self.settings.batch_size
         loss.backward()
         return loss.detach()
@@ -339,27 +329,23 @@ class Trainer:
         state.history += ((step, error),)
         if state.best is not None and error >= state.best[1]:
             return False
-        state.best = (step, error)
-        state.best_errors = state.errors
+        state.best, state.best_errors = (step, error), state.errors
         self.best_weights = {name: t.clone() for name, t in self.selected.state_dict().items()}
         return True
 
     def capture(self) -> Checkpoint:
         """Everything that the next steps depend on."""
-        optimizer = self.optimizer.state_dict()["state"]
-        tensors = {f"best.{name}": tensor for name, tensor in self.best_weights.items()}
-        for index, entries in optimizer.items():
-            tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in entries.items()}
-        if self.average is not None:
-            weights = self.average.model.state_dict()
-            tensors |= {f"average.{name}": tensor for name, tensor in weights.items()}
         # Updates draw from seeds of their own; a model with dropout draws from these.
-        tensors["random.cpu"] = torch.get_rng_state()
+        random = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        state = self.optimizer.state_dict()["state"]
+        tensors = {"optimizer": state, "best": self.best_weights, "random": random}
+        if self.average is not None:
+            tensors["average"] = self.average.model.state_dict()
         points = None if self.points is None else self.points.state()
         values = asdict(self.state) | {"points": points}
-        return Checkpoint(self.model.state_dict(), tensors, values)
+        return Checkpoint(self.model.state_dict(), flat(tensors), values)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same model and settings."""
@@ -386,7 +372,7 @@ class Trainer:
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
 
-    def _draw(self, stream: ResampledPoints | None) -> PointDraws | None:
+    def _draw(self, stream: ResampledPoints | None) -> Draws:
         return None if stream is None else stream.draw().to(self.device, torch.float32)
 
 
@@ -401,7 +387,6 @@ def share_weights(model: nn.Module) -> None:
 
 
 def add_up(gradient: Tensor) -> None:
-    """Add the gradients of all processes."""
     try:
         distributed.all_reduce(gradient)
     except RuntimeError as error:
@@ -415,12 +400,9 @@ def compiles(settings: TrainingSettings, device: torch.device) -> bool:
     """As the settings say; where they leave it open, on a GPU that the compiler knows."""
     if settings.compile is not None:
         return settings.compile
-    return (
-        device.type == "cuda"
-        and find_spec("triton") is not None
-        and torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
-        and _python_is_known()
-    )
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY and _python_is_known()
 
 
 def _python_is_known() -> bool:
