@@ -175,8 +175,7 @@ class SelfAttentionBlock(nn.Module):
 
     def forward(self, features: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
         features = features + self.attention.attend_to_self(self.norm(features))
-        updated: Tensor = self.feed_forward(features)
-        return updated
+        return self.feed_forward(features)
 
 
 class AnchorSelfAttention(nn.Module):
@@ -192,8 +191,7 @@ class AnchorSelfAttention(nn.Module):
     def forward(
         self, z: Float[Tensor, "b m d"], context: Context, points: Points
     ) -> Float[Tensor, "b m d"]:
-        updated: Tensor = self.blocks(z)
-        return updated
+        return self.blocks(z)
 
 
 class ObserveFirstLayer(FunctionSpaceLayer):

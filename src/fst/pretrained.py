@@ -52,8 +52,7 @@ class PretrainedError(ValueError):
 
 def to_json(config: object) -> dict[str, Any]:
     """A configuration as plain JSON values."""
-    values: dict[str, Any] = converter.unstructure(config)
-    return values
+    return converter.unstructure(config)
 
 
 def from_json(data: object, kind: type[Config], source: str) -> Config:

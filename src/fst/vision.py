@@ -130,8 +130,7 @@ class ImageClassifierConfig(PatchConfig):
 def cut(images: Float[Tensor, "b 3 h w"], patch_size: int) -> Float[Tensor, "b n p p 3"]:
     """Non-overlapping patches, row by row."""
     patches = images.unflatten(3, (-1, patch_size)).unflatten(2, (-1, patch_size))  # b 3 r p c p
-    flat: Tensor = patches.permute(0, 2, 4, 3, 5, 1).flatten(1, 2).contiguous()
-    return flat
+    return patches.permute(0, 2, 4, 3, 5, 1).flatten(1, 2).contiguous()
 
 
 class ResidualBlock(nn.Module):
@@ -176,8 +175,7 @@ class PatchEncoder(nn.Module):
         maps = patches.flatten(0, 1).permute(0, 3, 1, 2)  # b*n 3 p p
         maps = self.blocks(F.gelu(self.stem(maps))).permute(0, 2, 3, 1)  # b*n p p c
         pooled = maps.mean(dim=(1, 2)).unflatten(0, patches.shape[:2])
-        tokens: Tensor = self.project(pooled)  # b n d
-        return tokens
+        return self.project(pooled)  # b n d
 
 
 class DistanceBias(nn.Module):
@@ -224,8 +222,7 @@ class DistanceAttention(Attention):
         mixed = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=bias.to(queries.dtype)
         )
-        attended: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
-        return attended
+        return self.output(mixed.transpose(1, 2).flatten(-2))
 
 
 class DistanceRead(Read):
@@ -249,8 +246,7 @@ class PooledHead(nn.Module):
         self.output = nn.Linear(width, outputs)
 
     def forward(self, features: Float[Tensor, "b m d"]) -> Float[Tensor, "b o"]:
-        logits: Tensor = self.output(self.norm(features).mean(dim=1))
-        return logits
+        return self.output(self.norm(features).mean(dim=1))
 
 
 @dataclass(frozen=True)
@@ -278,8 +274,7 @@ class PatchTokens(nn.Module):
 
     def forward(self, patches: Float[Tensor, "b n p p 3"]) -> Float[Tensor, "b n d"]:
         bounds = torch.cat([self.fourier(corner) for corner in self.grid.bounds(patches)], dim=-1)
-        tokens: Tensor = self.feed_forward(self.encode(patches) + self.place(bounds))
-        return tokens
+        return self.feed_forward(self.encode(patches) + self.place(bounds))
 
 
 class ImageClassifier(Classifier):
@@ -331,8 +326,7 @@ class ImageClassifier(Classifier):
 
     def encode(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b n d"]:
         """One token per patch."""
-        tokens: Tensor = self.encode_patches(cut(self.standardize(images), self.config.patch_size))
-        return tokens
+        return self.encode_patches(cut(self.standardize(images), self.config.patch_size))
 
     def represent(
         self,
@@ -371,8 +365,7 @@ class ImageClassifier(Classifier):
     def logits(
         self, images: Float[Tensor, "b 3 h w"], draws: PointDraws | None = None
     ) -> Float[Tensor, "b k"]:
-        logits: Tensor = self.head(self._refine(images, draws).features)
-        return logits
+        return self.head(self._refine(images, draws).features)
 
     def predicting(self) -> list[nn.Parameter]:
         return self.predict_anchors.predicting()

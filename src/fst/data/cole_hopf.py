@@ -173,8 +173,7 @@ def _spectrum(samples: Float[Tensor, "b n"], start: float = 0.0) -> Tensor:
         spectrum[:, -1] /= 2
     # The samples begin at the first cell's centre.
     angles = (start - 0.5 / points) * _frequencies(points, samples)
-    shifted: Tensor = spectrum * torch.exp(1j * angles)
-    return shifted
+    return spectrum * torch.exp(1j * angles)
 
 
 def _interpolated(
@@ -198,8 +197,7 @@ def _resampled(
     padded[:, 0] *= 2
     if nodes % 2 == 0 and spectrum.shape[1] == padded.shape[1]:
         padded[:, -1] *= 2
-    values: Tensor = torch.fft.irfft(padded * nodes, n=nodes)
-    return values
+    return torch.fft.irfft(padded * nodes, n=nodes)
 
 
 def _weights(

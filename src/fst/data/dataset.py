@@ -130,8 +130,7 @@ class _Listed(PointFile):
         )
 
     def __getitem__(self, row: int) -> PointSample:
-        sample: PointSample = self.samples[row]
-        return sample
+        return self.samples[row]
 
     def conditions(self, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"]:
         numbers = [self.samples[row].condition if self.condition else () for row in rows]

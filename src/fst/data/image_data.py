@@ -151,14 +151,12 @@ class ImageData(DataSource, ImageAugmentation):
         if len(names) != PAPER_CLASSES:
             about = {"evaluation": changed.evaluation.without_paper()}
             changed = replace(changed, **about, paper_parameters=None, paper_error=None)
-        fitted: Recipe = changed
-        return fitted
+        return changed
 
     def shown(self, recipe: Recipe) -> Recipe:
         """Nobody wants to read placeholders for a thousand classes."""
         changed: Any = recipe
-        shorter: Recipe = replace(changed, model=replace(changed.model, class_names=CLASSES))
-        return shorter
+        return replace(changed, model=replace(changed.model, class_names=CLASSES))
 
     def check_changes(self, recipe: Any) -> None:
         if recipe.model.class_names != CLASSES:

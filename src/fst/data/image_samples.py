@@ -84,8 +84,7 @@ class TimmTransform:
         self._std = torch.tensor(IMAGENET_STD)[:, None, None]
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "3 h w"]:
-        transformed: Tensor = self.transform(image) * self._std + self._mean
-        return transformed
+        return self.transform(image) * self._std + self._mean
 
 
 @dataclass(frozen=True)

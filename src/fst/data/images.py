@@ -84,8 +84,7 @@ class TarFiles(ImageFiles):
         archive, offset, size = self.spans[row].tolist()
         with self.archives[archive].open("rb") as file:
             file.seek(offset)
-            content: bytes = file.read(size)
-            return content
+            return file.read(size)
 
     def title(self, row: int) -> str:
         return f"{self.archives[self.spans[row, 0]].name}: {self.names[row]}"

@@ -149,8 +149,7 @@ class PointData(DataSource):
         model, file = changed.model, self.describe(folder)
         decided, default = _decided(file, model), type(model)()
         if all(getattr(model, name) == getattr(default, name) for name in decided):
-            fitted: Recipe = replace(changed, model=replace(model, **settings_for(model, file)))
-            return fitted
+            return replace(changed, model=replace(model, **settings_for(model, file)))
         shown = [
             f"model.{name} cannot be {given}: it comes from this file, which has {found}"
             for name, (given, found) in _differences(model, decided).items()

@@ -284,8 +284,7 @@ def _on_hopper(tensor: Tensor) -> bool:
 
 def processors(device: torch.device) -> int:
     """Multiprocessors of a GPU."""
-    count: int = _answer(torch.cuda.get_device_properties, device).multi_processor_count
-    return count
+    return _answer(torch.cuda.get_device_properties, device).multi_processor_count
 
 
 def from_module(module: str, function: str, *arguments: Any) -> Callable[[], None]:

@@ -150,8 +150,7 @@ def project(
             key, lambda: pack_normed_layers(*given, heads=heads, widened=size)
         )
         joint = projection.normed_linear(tokens, slot, layer, norm.eps)
-    separate: Tensor = joint.unflatten(-1, (count, heads, size))
-    return separate
+    return joint.unflatten(-1, (count, heads, size))
 
 
 def attend(
@@ -284,8 +283,7 @@ def onednn_mlp(
     first, second = (each for each in layers if isinstance(each, nn.Linear))
     linear = torch.ops.mkldnn._linear_pointwise.default
     hidden = linear(inputs, first.weight, first.bias, "gelu", [], "none")
-    mapped: Tensor = linear(hidden, second.weight, second.bias, "none", [], "")
-    return mapped
+    return linear(hidden, second.weight, second.bias, "none", [], "")
 
 
 def normed_parameters(
@@ -570,8 +568,7 @@ class FusedDecoder(Decoder):
         tokens = self.feed_forward(tokens)
         parameters = normed_parameters(tokens, self.norm, self.output)
         if parameters is None or len(parameters[-1]) != 1:
-            plain: Tensor = self.output(self.norm(tokens))
-            return plain
+            return self.output(self.norm(tokens))
         ready = feed_forward.output_layers(*parameters, tokens.dtype)
         return feed_forward.output_mlp(tokens, ready, self.norm.eps)
 
