@@ -37,7 +37,6 @@ from fst.data.files import (
 )
 from fst.data.samples import (
     BurgersSamples,
-    MovedSamples,
     Samples,
     Statistics,
     boundary_observation_indices,
@@ -101,16 +100,12 @@ class BurgersData(MadeData):
     """Whether the viscosity is given to the model."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        least = {"training": 1, "validation": 0, "test": 0, "points": 2, "times": 2}
+        check_fields(self, **least, seed=0, split_seed=0)
         if not self.viscosities or any(not nu > 0 for nu in self.viscosities):
             raise ValueError(f"viscosities must be positive numbers, got {self.viscosities}")
         if len(set(self.viscosities)) != len(self.viscosities):
             raise ValueError(f"viscosities must differ, got {self.viscosities}")
-        self.check_counts()
-        if self.points < 2 or self.times < 2:
-            raise ValueError(
-                f"points and times must be at least 2, got {self.points} and {self.times}"
-            )
         if not self.final_time > 0:
             raise ValueError(f"final_time must be positive, got {self.final_time}")
 
@@ -175,16 +170,15 @@ class BurgersData(MadeData):
         """
         opened = self.for_training(folder)
         grid = self.grid if augment else self.supervision_grid or self.grid
-        samples = self._read([(file, rows.training) for file, rows in opened], grid, device)
+        samples = self._read(opened, "training", grid, device)
         if augment:
             samples = PeriodicSamples(samples, self.supervision_grid)
-        validation = [(file, rows.validation) for file, rows in opened]
-        return samples, self._read(validation, self.validation_grid, device)
+        return samples, self._read(opened, "validation", self.validation_grid, device)
 
     def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
         """The test split on the whole grid, grouped by viscosity."""
         opened = self.for_training(folder)
-        samples = self._read([(file, rows.test) for file, rows in opened], self.grid, device)
+        samples = self._read(opened, "test", self.grid, device)
         counted = zip(self.viscosities, opened, strict=True)
         groups = tuple(f"{nu:g}" for nu, (_, rows) in counted for _ in rows.test)
         return TestSplit(samples, groups, values=self.value_names, targets=self.target_names)
@@ -254,11 +248,13 @@ class BurgersData(MadeData):
 
     def _read(
         self,
-        parts: list[tuple["TrajectoryFile", np.ndarray]],
+        opened: list[tuple["TrajectoryFile", Partition]],
+        split: str,
         counts: tuple[int, int],
         device: torch.device | str,
     ) -> BurgersSamples:
-        """The given rows of the given files at a subset of the grid, a block at a time."""
+        """A split of the given files at a subset of the grid, a block at a time."""
+        parts = [(file, getattr(partition, split)) for file, partition in opened]
         rows_of_files = torch.tensor([len(rows) for _, rows in parts])
         total = int(rows_of_files.sum())
         held = tuple(map(subset_indices, self.grid, counts))
@@ -288,7 +284,7 @@ class BurgersData(MadeData):
         )
 
 
-class PeriodicSamples(MovedSamples, BurgersSamples):
+class PeriodicSamples(BurgersSamples):
     """Training samples moved by u(t, x) → u(t, x + s) and u(t, x) → −u(t, −x).
 
     Both map solutions of the periodic equation to solutions. On cell centres a shift by whole cells
@@ -314,9 +310,11 @@ class PeriodicSamples(MovedSamples, BurgersSamples):
     def to(self, device: torch.device | str) -> Self:
         return type(self)(self.whole.to(device), self.grid_shape)
 
-    def moved(
-        self, rows: Tensor, chosen: Tensor | None, augmentation: Int[Tensor, "b 2"]
+    def numbers(
+        self, rows: Tensor, chosen: Tensor | None, augmentation: Int[Tensor, "b 2"] | None
     ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
+        if augmentation is None:
+            return super().numbers(rows, chosen, None)
         asked = self.supervised if chosen is None else self.supervised[chosen]
         observed = self._moved(rows, self.observed, augmentation)
         return observed, self._moved(rows, asked, augmentation)

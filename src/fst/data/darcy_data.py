@@ -39,7 +39,7 @@ from fst.data.files import (
     reading_hdf5,
     writing,
 )
-from fst.data.samples import GridSamples, MovedSamples, Samples
+from fst.data.samples import GridSamples, Samples
 from fst.data.source import MadeData, Partition, TestSplit
 from fst.io import publish
 from fst.types import check_fields
@@ -89,8 +89,7 @@ class DarcyData(MadeData):
     data made here."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        self.check_counts()
+        check_fields(self, training=1, validation=0, test=0, seed=0, split_seed=0)
         if self.training + self.validation > self.training_file:
             raise ValueError(
                 f"training and validation must fit into training_file = {self.training_file}, "
@@ -256,7 +255,7 @@ class DarcyData(MadeData):
             plan.part.unlink()
 
 
-class SquareSamples(MovedSamples):
+class SquareSamples(GridSamples):
     """Training samples moved by the symmetries of the square, under which the equation is the same.
 
     Swapping the axes is exact on any square grid. A reflection is not, if it only reverses the
@@ -289,9 +288,11 @@ class SquareSamples(MovedSamples):
     def to(self, device: torch.device | str) -> Self:
         return type(self)(self.coefficients.to(device), self.solutions.to(device))
 
-    def moved(
-        self, rows: Tensor, chosen: Tensor | None, augmentation: Int[Tensor, "b 2"]
+    def numbers(
+        self, rows: Tensor, chosen: Tensor | None, augmentation: Int[Tensor, "b 2"] | None
     ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
+        if augmentation is None:
+            return super().numbers(rows, chosen, None)
         reflection, swapped = augmentation[:, :1], augmentation[:, 1]
         order = self.orders[swapped]  # b r²: where each point of the moved field is stored
         asked = order if chosen is None else order.gather(1, chosen)

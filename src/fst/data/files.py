@@ -190,19 +190,12 @@ def settle_existing(
 
     A file of the same provenance is what was asked for. Any other is somebody's data.
     """
-    if force:
-        return False
-    if existing == provenance:
-        return True
-    if existing is None:
-        raise DataError(
-            f"{path}: exists and names no provenance; use --force (in Python force=True) to "
-            "replace it"
-        )
-    raise DataError(
-        f"{path}: exists and is of another provenance ({_difference(existing, provenance)}); "
-        "use --force to replace it"
-    )
+    if force or existing == provenance:
+        return not force
+    what = "names no provenance"
+    if existing is not None:
+        what = f"is of another provenance ({_difference(existing, provenance)})"
+    raise DataError(f"{path}: exists and {what}; use --force (in Python force=True) to replace it")
 
 
 def read_provenance(path: Path, text: object) -> Provenance | None:
@@ -224,10 +217,8 @@ def provenance_text(provenance: Provenance) -> str:
 
 def first_not_finite(rows: np.ndarray) -> int | None:
     """The first row that holds NaN or infinity, if any."""
-    if rows.dtype.kind != "f":
-        return None
     # A float64 sum of float32 numbers is finite exactly when they all are; it is the cheap test.
-    if np.isfinite(rows.sum(dtype=np.float64)):
+    if rows.dtype.kind != "f" or np.isfinite(rows.sum(dtype=np.float64)):
         return None
     finite = np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
     return None if finite.all() else int(np.argmin(finite))
@@ -255,11 +246,9 @@ def runs(rows: Int[np.ndarray, " n"], most: int | None = None) -> Iterator[slice
 
 def _check_unlocked(part: Path) -> None:
     """Raise if another process is writing the part; force must not pull it from under it."""
-    if not part.exists():
-        return
     try:
         h5py.File(part, "r+").close()
-    except OSError as error:
+    except OSError as error:  # also where there is no part
         if _is_locked(error):
             raise
 

@@ -238,6 +238,8 @@ class Samples(Rows):
     value_channels: int
     output_channels: int
     condition: Float[Tensor, "n c"] | None = None
+    moves: tuple[int, ...] = ()
+    """How many symmetries of each kind can move samples; number 0 leaves them as they are."""
 
     @property
     def grid_shape(self) -> tuple[int, ...] | None:
@@ -404,15 +406,26 @@ class GridSamples(Samples):
         cls, values: Float[Tensor, "n *grid"], targets: Float[Tensor, "n *grid"]
     ) -> Self:
         """Samples whose values are observed at every point of the grid that holds the targets."""
+        everywhere = index_product(tuple(map(torch.arange, targets.shape[1:])))
+        return cls.observed_at(everywhere, values.flatten(1), targets)
+
+    @classmethod
+    def observed_at(
+        cls,
+        where: Int[Tensor, "o s"],
+        values: Float[Tensor, "n o"],
+        targets: Float[Tensor, "n *grid"],
+        condition: Float[Tensor, "n c"] | None = None,
+    ) -> Self:
+        """Samples that hold the whole grid of the targets, observed at these indices of it."""
         grid = tuple(targets.shape[1:])
-        held = tuple(torch.arange(size) for size in grid)
-        positions = index_coordinates(index_product(held), grid)
         return cls(
             grid=grid,
-            held=held,
+            held=tuple(map(torch.arange, grid)),
             targets=targets,
-            observed_positions=positions,
-            observed_values=values.flatten(1),
+            observed_positions=index_coordinates(where, grid),
+            observed_values=values,
+            condition=condition,
         )
 
     def _parts(self) -> dict[str, Any]:
@@ -441,6 +454,21 @@ class GridSamples(Samples):
             return None
         return random_subsets(solutions, count, total, generator)
 
+    @property
+    def augmented(self) -> bool:
+        return bool(self.moves)
+
+    def augmentations(
+        self, solutions: int, generator: torch.Generator
+    ) -> Int[Tensor, "b a"] | None:
+        """For each row a uniform move of each kind."""
+        if not self.moves:
+            return None
+        # A 62-bit number modulo the range: one draw for all, with a bias below 1e-15.
+        shape, device = (solutions, len(self.moves)), generator.device
+        drawn = torch.randint(2**62, shape, generator=generator, device=device)
+        return torch.stack([drawn[:, k] % below for k, below in enumerate(self.moves)], dim=1)
+
     def gather(self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None) -> Batch:
         values, targets = self.numbers(rows, chosen, augmentation)
         queries = self.queries if chosen is None else self.queries[chosen]
@@ -454,7 +482,7 @@ class GridSamples(Samples):
     def numbers(
         self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
     ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
-        """Observed values and targets."""
+        """Observed values and targets, of moved samples where an augmentation says how."""
         flat = self.targets.flatten(1)
         return self.observed_values[rows], flat[rows if chosen is None else (rows[:, None], chosen)]
 
@@ -479,37 +507,6 @@ class GridSamples(Samples):
         return Statistics(*scalar_moments(self.observed_values), *scalar_moments(self.targets))
 
 
-class MovedSamples(GridSamples):
-    """Training samples moved at random by symmetries of their equation."""
-
-    moves: tuple[int, ...]
-    """How many there are of each kind; number 0 leaves a sample as it is."""
-
-    @property
-    def augmented(self) -> bool:
-        return True
-
-    def augmentations(self, solutions: int, generator: torch.Generator) -> Int[Tensor, "b a"]:
-        """For each row a uniform move of each kind."""
-        # A 62-bit number modulo the range: one draw for all, with a bias below 1e-15.
-        shape, device = (solutions, len(self.moves)), generator.device
-        drawn = torch.randint(2**62, shape, generator=generator, device=device)
-        return torch.stack([drawn[:, k] % below for k, below in enumerate(self.moves)], dim=1)
-
-    def numbers(
-        self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
-    ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
-        if augmentation is None:
-            augmentation = rows.new_zeros(len(rows), len(self.moves))
-        return self.moved(rows, chosen, augmentation)
-
-    @abstractmethod
-    def moved(
-        self, rows: Tensor, chosen: Tensor | None, augmentation: Int[Tensor, "b a"]
-    ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
-        """Observed values and targets of the moved samples."""
-
-
 class BurgersSamples(GridSamples):
     """Burgers: inputs and targets are one quantity, with one mean and standard deviation."""
 
@@ -518,16 +515,8 @@ class BurgersSamples(GridSamples):
         cls, solutions: Float[Tensor, "n t x"], condition: Float[Tensor, "n c"] | None = None
     ) -> Self:
         """Whole solutions, observed where those of the recipes are: at t = 0 and in both ends."""
-        grid = (solutions.shape[1], solutions.shape[2])
-        where = boundary_observation_indices(*grid).to(solutions.device)
-        return cls(
-            grid=grid,
-            held=tuple(torch.arange(size) for size in grid),
-            targets=solutions,
-            observed_positions=index_coordinates(where, grid),
-            observed_values=solutions[:, where[:, 0], where[:, 1]],
-            condition=condition,
-        )
+        where = boundary_observation_indices(*solutions.shape[1:]).to(solutions.device)
+        return cls.observed_at(where, solutions[:, where[:, 0], where[:, 1]], solutions, condition)
 
     def statistics(self) -> Statistics:
         subset = self

@@ -25,7 +25,6 @@ from fst.data.files import DataError, Plan, Produce, blame, settle_existing, wri
 from fst.data.samples import Rows
 from fst.io import publish
 from fst.terminal import Terminal
-from fst.types import check_argument
 
 # A recipe: any dataclass with a `model`, `data` and `evaluation`.
 Recipe = TypeVar("Recipe")
@@ -142,17 +141,14 @@ class Partition:
         Files of equal length, such as those of several viscosities, get the same rows: PDEBench
         uses one list of initial conditions for all of them, and none may be in two splits.
         """
-        counts = {"training": training, "validation": validation, "test": test}
-        negative = [name for name, count in counts.items() if count < 0]
-        if negative or sum(counts.values()) > total:
+        ends = np.cumsum([training, validation, test])
+        if min(training, validation, test) < 0 or ends[-1] > total:
             raise ValueError(
                 f"cannot draw {training} training, {validation} validation and {test} test rows "
                 f"from {total}"
             )
         order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).numpy()
-        ends = np.cumsum(list(counts.values()))
-        lists = np.split(order[: ends[-1]], ends[:-1])
-        return cls(*(np.sort(rows) for rows in lists))
+        return cls(*map(np.sort, np.split(order[: ends[-1]], ends[:-1])))
 
 
 def stored_partition(path: Path, file: h5py.File, rows: int) -> Partition | None:
@@ -185,7 +181,6 @@ class DataSource(ABC):
 
     def labels(self, folder: Path) -> dict[str, list[list[str]]]:
         """Names and units of axes, values, targets and condition, where a file says them."""
-        del folder
         return {}
 
     @property
@@ -243,7 +238,6 @@ class DataSource(ABC):
 
     def on_domain(self, model: Any, folder: Path) -> Any:
         """The configuration of trained weights for these data, where they lie in another box."""
-        del folder
         return model
 
     def check_fits(self, recipe: Any, run: Path, folder: Path) -> None:
@@ -278,21 +272,7 @@ class MadeData(DataSource):
     Each file is known by its path and its part: what `make` needs besides the path to make it.
     """
 
-    training: int
-    validation: int
-    test: int
     seed: int
-    split_seed: int
-
-    def check_counts(self) -> None:
-        """Raise where the numbers of samples or the seeds are wrong."""
-        if min(self.training, self.validation, self.test) < 0 or self.training == 0:
-            raise ValueError(
-                "training must be positive, validation and test not negative, "
-                f"got {self.training}, {self.validation} and {self.test}"
-            )
-        for name in ("seed", "split_seed"):
-            check_argument(name, getattr(self, name), int, least=0)
 
     @abstractmethod
     def parts(self, folder: Path) -> dict[Path, tuple[Any, ...]]:
