@@ -126,32 +126,27 @@ class Observations:
 
     def __post_init__(self) -> None:
         check_tensor("positions", self.positions, "b n s")
-        check_tensor("values", self.values, "b n v")
-        check_alike("values", self.values, "positions", self.positions)
         batch, count = self.positions.shape[:2]
-        if self.values.shape[:2] != (batch, count):
-            raise ValueError(
-                f"values must have shape ({batch}, {count}, v) to match positions, "
-                f"got {tuple(self.values.shape)}"
-            )
         if batch == 0 or count == 0:
             raise ValueError(
                 f"positions must hold at least one observation, got {tuple(self.positions.shape)}"
             )
+        self._check("values", "b n v")
         if self.condition is not None:
-            check_tensor("condition", self.condition, "b c")
-            check_alike("condition", self.condition, "positions", self.positions)
-            if self.condition.shape[0] != batch:
-                raise ValueError(
-                    f"condition must have shape ({batch}, c), got {tuple(self.condition.shape)}"
-                )
+            self._check("condition", "b c")
         if self.mask is not None:
-            check_tensor("mask", self.mask, "b n", dtype=torch.bool)
-            check_alike("mask", self.mask, "positions", self.positions)
-            if self.mask.shape != (batch, count):
-                raise ValueError(
-                    f"mask must have shape ({batch}, {count}), got {tuple(self.mask.shape)}"
-                )
+            self._check("mask", "b n", torch.bool)
+
+    def _check(self, name: str, letters: str, dtype: torch.dtype | None = None) -> None:
+        value, (batch, count, _) = getattr(self, name), self.positions.shape
+        check_tensor(name, value, letters, dtype=dtype)
+        check_alike(name, value, "positions", self.positions)
+        known = (batch, count) if "n" in letters else (batch,)
+        if value.shape[: len(known)] != known:
+            shape = letters.replace("b", str(batch)).replace("n", str(count)).replace(" ", ", ")
+            raise ValueError(
+                f"{name} must have shape ({shape}) to match positions, got {tuple(value.shape)}"
+            )
 
     def to(self, target: torch.device | torch.dtype | str) -> Self:
         """The same observations on another device or in another floating dtype."""
@@ -209,7 +204,6 @@ class Domain:
         return len(self.low)
 
     def edges(self, like: Tensor) -> tuple[Float[Tensor, " s"], Float[Tensor, " s"]]:
-        """The lowest and the highest corner."""
         # Filled in place: a copy from the host would wait for the GPU, and cannot be recorded.
         low, high = (
             torch.stack([like.new_full((), number) for number in edge])
@@ -283,12 +277,8 @@ def check_queries(queries: object, domain: Domain, like: Tensor) -> Tensor:
 
 def check_neighbors(neighbors: int | None) -> None:
     """Raise unless `neighbors` is None (all anchors) or a whole number of at least one."""
-    if neighbors is None:
-        return
-    if isinstance(neighbors, bool) or not isinstance(neighbors, int):
-        raise TypeError(f"neighbors must be a whole number, got {neighbors!r}")
-    if neighbors < 1:
-        raise ValueError(f"neighbors must be at least 1, got {neighbors}")
+    if neighbors is not None:
+        check_argument("neighbors", neighbors, int, least=1)
 
 
 def check_length_scales(
