@@ -8,7 +8,7 @@ Classes are the data's: `ImageData.describe` gives them to whoever builds the mo
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +89,6 @@ class ImageData(DataSource, ImageAugmentation):
         images = find_split(folder, TRAIN)
         return images.class_names[int(images.counts.argmax())]
 
-    def count_held_out(self, folder: Path) -> int:
-        """How many training images are set aside."""
-        return self._count_held_out(find_split(folder, TRAIN))
-
     def count_training(self, folder: Path) -> int:
         """How many images are learned from."""
         return len(self._hold_out(find_split(folder, TRAIN))[0])
@@ -143,11 +139,8 @@ class ImageData(DataSource, ImageAugmentation):
         """
         changed: Any = recipe
         names = self.describe(folder)
-        changed = replace(
-            changed,
-            data=replace(self, held_out=self.count_held_out(folder)),
-            model=replace(changed.model, class_names=names),
-        )
+        data = replace(self, held_out=self.count_held_out(find_split(folder, TRAIN)))
+        changed = replace(changed, data=data, model=replace(changed.model, class_names=names))
         if len(names) != PAPER_CLASSES:
             about = {"evaluation": changed.evaluation.without_paper()}
             changed = replace(changed, **about, paper_parameters=None, paper_error=None)
@@ -184,12 +177,6 @@ class ImageData(DataSource, ImageAugmentation):
         return View.evaluation(self.image_size, self.resize)
 
     @property
-    def augmentation(self) -> ImageAugmentation:
-        return ImageAugmentation(
-            **{field.name: getattr(self, field.name) for field in fields(ImageAugmentation)}
-        )
-
-    @property
     def _stored(self) -> View:
         return View.stored(self.image_size, self.stored_size or self.resize)
 
@@ -206,7 +193,7 @@ class ImageData(DataSource, ImageAugmentation):
         stored = self._stored if learned else view
         if not self._fits(images, stored, device):
             report(images, images.files.problems, console, purpose)
-            transform = TimmTransform(self.augmentation) if augment else None
+            transform = TimmTransform(self) if augment else None
             workers = self.workers or default_threads()
             return StreamedImages(images, view, transform, workers=workers, device=device)
         pixels, images, skipped = decode_all(images, stored, device, console, self.workers)
@@ -220,7 +207,7 @@ class ImageData(DataSource, ImageAugmentation):
             images.names,
             skipped,
             view=view if learned else None,
-            augmentation=self.augmentation if augment else None,
+            augmentation=self if augment else None,
         )
 
     def _fits(self, images: LabelledImages, view: View, device: torch.device) -> bool:
@@ -229,14 +216,15 @@ class ImageData(DataSource, ImageAugmentation):
         what = f"{images.files.source}: {len(images):,} images of {height} × {width} pixels"
         return stays_resident(self.storage, len(images) * 3 * height * width, device, what)
 
-    def _count_held_out(self, train: LabelledImages) -> int:
+    def count_held_out(self, train: LabelledImages) -> int:
+        """How many training images are set aside."""
         least = max(int((train.counts > 1).sum()), round(_HELD_OUT * len(train)), 1)
         return least if self.held_out is None else self.held_out
 
     def _hold_out(self, train: LabelledImages) -> tuple[LabelledImages, LabelledImages | None]:
         if self.held_out == 0:
             return train, None
-        count = self._count_held_out(train)
+        count = self.count_held_out(train)
         taken = stratified(train.labels, train.counts, count, self.split_seed)
         if taken is None:
             raise DataError(
@@ -282,9 +270,9 @@ def _require_every_class(images: LabelledImages, skipped: Sequence[Skipped]) -> 
     """A class of which nothing is left cannot be learned, and the model would still have it."""
     lost = [name for name, n in zip(images.class_names, images.counts, strict=True) if n == 0]
     if lost:
-        reasons = listed([f"{item.name} {item.reason}" for item in skipped])
         raise DataError(
-            f"{images.files.source}: no training image of {listed(lost)} can be decoded: {reasons}"
+            f"{images.files.source}: no training image of {listed(lost)} can be decoded: "
+            f"{listed(skipped)}"
         )
 
 

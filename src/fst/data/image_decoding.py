@@ -231,8 +231,7 @@ def decode_all(
             skipped += missing
             progress.advance(task, len(block) + len(missing))
     if filled == 0:
-        reasons = listed([f"{item.name} {item.reason}" for item in skipped])
-        raise DataError(f"{images.files.source}: no image could be decoded: {reasons}")
+        raise DataError(f"{images.files.source}: no image could be decoded: {listed(skipped)}")
     return pixels[:filled], images.take(np.concatenate(kept)), tuple(skipped)
 
 
@@ -240,8 +239,8 @@ def report(
     images: LabelledImages, skipped: tuple[Skipped, ...], console: Console, purpose: str
 ) -> None:
     """One line: how many images of how many classes, what for, and what was left out."""
-    text = f"{images.files.source}: {len(images):,} images of {len(images.class_names)} classes"
-    text += f" for {purpose}"
+    classes = f"{len(images.class_names)} classes for {purpose}"
+    text = f"{images.files.source}: {len(images):,} images of {classes}"
     if skipped:
         items = listed([f"{item.name} ({item.reason})" for item in skipped])
         text += f"; {len(skipped):,} skipped: {items}"

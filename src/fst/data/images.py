@@ -35,6 +35,9 @@ class Skipped:
     name: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.name} {self.reason}"
+
 
 @dataclass(frozen=True)
 class ImageFiles(ABC):
@@ -117,12 +120,9 @@ class LabelledImages:
 
 def find_images(path: Path) -> ImageFiles:
     """Every image of a folder, in or below it, or of a tar, in the order of the names."""
-    if path.is_dir():
-        files: ImageFiles = _open_folder(path)
-    elif path.is_file():
-        files = _open_tars(path, [path])
-    else:
+    if not path.is_dir() and not path.is_file():
         raise DataError(f"{path}: there is no such folder or tar")
+    files = _open_folder(path) if path.is_dir() else _open_tars(path, [path])
     if len(files) == 0:
         raise DataError(f"{path}: holds no image ({', '.join(sorted(SUFFIXES))}){_found(files)}")
     return files
@@ -160,7 +160,8 @@ def find_split(path: Path, split: str) -> LabelledImages:
             "keep one of them"
         )
     if sources[0].is_dir():
-        return label(_open_classes(sources[0]), split)
+        files = _open_folder(sources[0])
+        return label(replace(files, problems=_empty_classes(files)), split)
     source = sources[0] if len(sources) == 1 else path / f"{split}-*.tar"
     return label(_open_tars(source, sources), split)
 
@@ -205,10 +206,10 @@ def require_classes(images: LabelledImages, expected: Sequence[str], of: str) ->
         raise DataError(f"{images.files.source}: holds other classes than {of}: {'; '.join(parts)}")
 
 
-def listed(names: Sequence[str]) -> str:
-    """A few names for a message, and the number of those left out."""
-    shown = ", ".join(map(printable, names[:_NAMED]))
-    return shown + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
+def listed(items: Sequence[object]) -> str:
+    """A few items for a message, and the number of those left out."""
+    shown = ", ".join(printable(str(item)) for item in items[:_NAMED])
+    return shown + (f" and {len(items) - _NAMED:,} more" if len(items) > _NAMED else "")
 
 
 def _sources(path: Path, split: str) -> list[Path]:
@@ -234,19 +235,16 @@ def _above(path: Path, split: str) -> str:
     return f"; is the folder above it meant, {path.absolute().parent}?" if near else ""
 
 
-def _open_folder(folder: Path) -> FolderFiles:
+def _open_folder(folder: Path) -> ImageFiles:
     return FolderFiles(folder, tuple(sorted(_walk(folder, folder))), ())
 
 
-def _open_classes(folder: Path) -> FolderFiles:
-    """The images of class folders. A class folder without any is no class, and that is said."""
-    files = _open_folder(folder)
-    found = {name.split("/", 1)[0] for name in files.names}
+def _empty_classes(files: ImageFiles) -> tuple[Skipped, ...]:
+    """A class folder without an image is no class, and that is said."""
+    folder, found = files.source, {name.split("/", 1)[0] for name in files.names}
     entries = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     empty = [name for name in entries if name not in found and not name.startswith(".")]
-    return replace(
-        files, problems=tuple(Skipped(f"{folder.name}/{name}", "holds no image") for name in empty)
-    )
+    return tuple(Skipped(f"{folder.name}/{name}", "holds no image") for name in empty)
 
 
 def _walk(root: Path, folder: Path) -> Iterable[str]:
@@ -343,5 +341,4 @@ def _ends(archive: Path, end: int) -> bool:
 
 def _found(files: ImageFiles) -> str:
     """What was left out, to be added to a message that it may explain."""
-    items = [f"{problem.name} {problem.reason}" for problem in files.problems]
-    return f"; {listed(items)}" if items else ""
+    return f"; {listed(files.problems)}" if files.problems else ""

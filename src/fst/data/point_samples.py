@@ -302,7 +302,7 @@ class TargetCheck:
             raise DataError(
                 f"{self.file.path}: the relative error is undefined for targets that are all zero, "
                 "or too small or too large to be squared in float32 or beside the others, as they "
-                f"are in sample{'s' if len(bad) > 1 else ''} {listed([*map(str, bad)])}; leave "
+                f"are in sample{'s' if len(bad) > 1 else ''} {listed(bad)}; leave "
                 "such samples out, or measure the targets in another unit"
             )
         if learned:
