@@ -31,9 +31,12 @@ from fst.types import check_fields
 
 _MOST_WORKERS = 8
 _DIGESTED_BYTES = 8 * 2**30  # of a split that is read whole to be known again
-# Fixed positions on the other axes, anchors per row, and evaluation points taken from anchors, by
-# the number of axes: about a thousand anchors on two and three, and as many as a line can use.
-LAYOUTS = {1: ((), 128, 64), 2: ((32,), 32, 256), 3: ((10, 10), 10, 256)}
+# By the number of axes: about a thousand anchors on two and three, and as many as a line can use.
+LAYOUTS: dict[int, dict[str, Any]] = {
+    1: {"rows": (), "anchors_per_row": 128, "adaptive_axis": 0, "points_from_anchors": 64},
+    2: {"rows": (32,), "anchors_per_row": 32, "adaptive_axis": 1, "points_from_anchors": 256},
+    3: {"rows": (10, 10), "anchors_per_row": 10, "adaptive_axis": 2, "points_from_anchors": 256},
+}
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,6 @@ class PointData(DataSource):
         self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
     ) -> None:
         """Nothing can be made for the user; the file is checked, so that errors come early."""
-        del device, console
         self.partition(self.describe(folder))
 
     def splits(
@@ -131,13 +133,11 @@ class PointData(DataSource):
         found: dict[str, Any] = {}
         for split in ("training", "validation"):
             rows = getattr(partition, split)
+            found[f"{split}_samples"] = len(rows)
             if file.bytes_of(rows) > _DIGESTED_BYTES:
                 found["splits"] = [partition.digest]
-                looked = looked_at(rows)
-            else:
-                looked = rows
-            found[f"{split}_samples"] = len(rows)
-            found[f"{split}_digest"] = PointSamples.read(file, looked).digest()
+                rows = looked_at(rows)
+            found[f"{split}_digest"] = PointSamples.read(file, rows).digest()
         return found
 
     def fit(self, recipe: Recipe, folder: Path) -> Recipe:
@@ -150,12 +150,8 @@ class PointData(DataSource):
         decided, default = _decided(file, model), type(model)()
         if all(getattr(model, name) == getattr(default, name) for name in decided):
             return replace(changed, model=replace(model, **settings_for(model, file)))
-        shown = [
-            f"model.{name} cannot be {given}: it comes from this file, which has {found}"
-            for name, (given, found) in _differences(model, decided).items()
-        ]
-        if shown:
-            raise DataError(f"{file.path}: {'; '.join(shown)}")
+        words = "model.{} cannot be {}: it comes from this file, which has {}"
+        _require_same(model, decided, f"{file.path}:", words)
         return recipe
 
     def on_domain(self, model: Any, folder: Path) -> Any:
@@ -169,13 +165,8 @@ class PointData(DataSource):
 
     def check_fits(self, recipe: Any, run: Path, folder: Path) -> None:
         file = self.describe(folder)
-        different = _differences(recipe.model, _decided(file, recipe.model))
-        if different:
-            shown = (f"{name} was {before}, is {now}" for name, (before, now) in different.items())
-            raise DataError(
-                f"{file.path}: is of another kind than the data that {run} was started with: "
-                f"{'; '.join(shown)}"
-            )
+        start = f"{file.path}: is of another kind than the data that {run} was started with:"
+        _require_same(recipe.model, _decided(file, recipe.model), start, "{} was {}, is {}")
 
     def load_test(
         self, folder: Path | str, device: torch.device | str = "cpu"
@@ -207,19 +198,6 @@ class PointData(DataSource):
         return partition
 
 
-def anchor_layout(model: Any, axes: int) -> dict[str, Any]:
-    """The anchors of a model whose default has another number of axes than the data."""
-    if not hasattr(model, "rows") or len(model.low) == axes:
-        return {}
-    rows, per_row, from_anchors = LAYOUTS[axes]
-    return {
-        "rows": rows,
-        "anchors_per_row": per_row,
-        "adaptive_axis": axes - 1,
-        "points_from_anchors": from_anchors,
-    }
-
-
 # How far from a grid point, in grid steps, a point may be and still mean that one.
 GRID_TOLERANCE = 1e-2
 # What a model without such a setting takes.
@@ -231,7 +209,9 @@ def settings_for(model: Any, file: PointFile) -> dict[str, Any]:
     decided = _decided(file, model)
     if hasattr(model, "modes"):
         decided["modes"] = tuple(min(16, max(2, size // 2)) for size in decided["grid"])
-    return decided | anchor_layout(model, file.domain.axes)
+    if hasattr(model, "rows") and len(model.low) != file.domain.axes:
+        decided |= LAYOUTS[file.domain.axes]
+    return decided
 
 
 def _decided(file: PointFile, model: Any) -> dict[str, Any]:
@@ -292,7 +272,9 @@ def _grid(file: PointFile, name: str) -> tuple[int, ...]:
     return shape
 
 
-def _differences(model: Any, decided: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Where a model does not fit a file: by name, what the model has and what the file has."""
-    pairs = {name: (getattr(model, name), value) for name, value in decided.items()}
-    return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
+def _require_same(model: Any, decided: dict[str, Any], start: str, words: str) -> None:
+    """Raise where a model has other settings than a file decides; `words` are for each of them."""
+    found = [(name, getattr(model, name), value) for name, value in decided.items()]
+    different = [words.format(*each) for each in found if each[1] != each[2]]
+    if different:
+        raise DataError(f"{start} {'; '.join(different)}")

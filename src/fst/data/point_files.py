@@ -184,11 +184,9 @@ class PointFile:
 
     def bytes_of(self, rows: Int[np.ndarray, " n"]) -> int:
         """What the points of the given rows take in memory."""
-        observed = int(np.diff(self.observation_offsets)[rows].sum())
-        queried = int(np.diff(self.query_offsets)[rows].sum())
-        axes = self.domain.axes
-        wide = observed * (axes + len(self.values)) + queried * (axes + len(self.targets))
-        return 4 * wide
+        both = (self.observation_offsets, self.values), (self.query_offsets, self.targets)
+        points = [(int(np.diff(offsets)[rows].sum()), len(labels)) for offsets, labels in both]
+        return sum(4 * count * (self.domain.axes + channels) for count, channels in points)
 
     def observations(self, rows: Int[np.ndarray, " n"], opened: h5py.File | None = None) -> Points:
         """The observations of the given rows; who reads often gives the file opened."""
@@ -267,14 +265,9 @@ def read_points(path: Path | str) -> PointFile:
             check_resolution(domain)
         partition = stored_partition(path, file, samples)
         labels = {kind: _labels(file, kind) for kind in ("axes", "values", "targets", "condition")}
-        shapes = {
-            "observations/positions": domain.axes,
-            "queries/positions": domain.axes,
-            "observations/values": len(labels["values"]),
-            "queries/targets": len(labels["targets"]),
-        }
-        for name, channels in shapes.items():
-            _check_channels(path, file[name], channels)
+        for group, (_, channel) in GROUPS.items():
+            _check_channels(path, file[group]["positions"], domain.axes)
+            _check_channels(path, file[group][channel], len(labels[channel]))
         if labels["condition"]:
             _check_channels(path, file["condition"], len(labels["condition"]), samples)
         return PointFile(
