@@ -22,7 +22,7 @@ samples, one at a time, and leaves a file that appears under its name only when 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -500,47 +500,46 @@ def checked_samples(samples: Iterable[Any], domain: Domain) -> Iterator[PointSam
     for row, sample in enumerate(samples):
         check_argument(f"sample {row}", sample, PointSample)
         check_argument(f"name of sample {row}", sample.name, str | None)
-        points = [_checked_points(row, sample, group, domain, first) for group in GROUPS]
-        checked = PointSample(*points[0], *points[1], _checked_condition(row, sample, first))
-        cells = _checked_cells(row, sample, len(points[1][0]), first)
-        checked = replace(checked, cells=cells, name=sample.name)
+        with blame(f"sample {row}"):
+            observed, queried = (_checked_points(sample, group, domain, first) for group in GROUPS)
+            condition = _checked_condition(sample, first)
+            cells = _checked_cells(sample, len(queried[0]), first)
+        checked = PointSample(*observed, *queried, condition, cells=cells, name=sample.name)
         first = first or checked
         yield checked
 
 
-def _checked_condition(
-    row: int, sample: PointSample, first: PointSample | None
-) -> Float[np.ndarray, " c"] | None:
+def _checked_condition(sample: PointSample, first: PointSample | None) -> np.ndarray | None:
     """None where there are no numbers."""
     given: ArrayLike = [] if sample.condition is None else sample.condition
-    condition = _real_numbers(row, "condition", given)
+    condition = _real_numbers("condition", given)
     expected = condition.size
     if first is not None:
         expected = 0 if first.condition is None else np.size(first.condition)
     hidden = np.ma.is_masked(condition)
     if condition.shape != (expected,) or hidden or not _finite(condition):
         raise ValueError(
-            f"sample {row}: condition must hold {expected} finite numbers like the first "
-            f"sample's, got shape {condition.shape}{' with masked ones' if hidden else ''}"
+            f"condition must hold {expected} finite numbers like the first sample's, "
+            f"got shape {condition.shape}{' with masked ones' if hidden else ''}"
         )
     return np.ma.getdata(condition) if expected else None
 
 
 def _checked_cells(
-    row: int, sample: PointSample, queries: int, first: PointSample | None
+    sample: PointSample, queries: int, first: PointSample | None
 ) -> Int[np.ndarray, "t 3"] | None:
     if first is not None and (first.cells is None) != (sample.cells is None):
-        raise ValueError(f"sample {row}: cells must be given for all samples or none")
+        raise ValueError("cells must be given for all samples or none")
     if sample.cells is None:
         return None
     cells, whole = np.asarray(sample.cells), len(np.ma.asarray(sample.queries)) == queries
     if not whole or cells.dtype.kind not in "iu" or cells.ndim != 2 or cells.shape[1] != 3:
         raise ValueError(
-            f"sample {row}: cells must be whole numbers of shape (t, 3), for samples without "
-            f"masked queries, got {cells.dtype} of shape {cells.shape}"
+            "cells must be whole numbers of shape (t, 3), for samples without masked queries, "
+            f"got {cells.dtype} of shape {cells.shape}"
         )
     if _outside(cells, queries):
-        raise ValueError(f"sample {row}: cells must number its {queries} queries from 0")
+        raise ValueError(f"cells must number its {queries} queries from 0")
     return cells.astype(np.int64)
 
 
@@ -548,7 +547,7 @@ def _finite(numbers: np.ndarray) -> bool:
     return bool(np.isfinite(np.ma.getdata(numbers)).all())
 
 
-def _real_numbers(row: int, field: str, given: ArrayLike) -> np.ma.MaskedArray:
+def _real_numbers(field: str, given: ArrayLike) -> np.ma.MaskedArray:
     """A sample's numbers as float32, in memory of their own: the caller may reuse its arrays.
 
     What a masked array hides, as netCDF readers return them, stays hidden.
@@ -556,50 +555,45 @@ def _real_numbers(row: int, field: str, given: ArrayLike) -> np.ma.MaskedArray:
     try:
         numbers: np.ma.MaskedArray = np.ma.asarray(given)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"sample {row}: {field} must be an array of numbers ({error})") from None
-    if numbers.dtype.kind in REFUSED:
-        raise ValueError(
-            f"sample {row}: {field} must be real numbers, got {numbers.dtype}; "
-            f"{REFUSED[numbers.dtype.kind]}"
-        )
+        raise ValueError(f"{field} must be an array of numbers ({error})") from None
     if numbers.dtype.kind not in "fiub":
-        raise ValueError(f"sample {row}: {field} must be real numbers, got {numbers.dtype}")
+        way_out = REFUSED.get(numbers.dtype.kind)
+        hint = f"; {way_out}" if way_out else ""
+        raise ValueError(f"{field} must be real numbers, got {numbers.dtype}{hint}")
     return np.ma.asarray(numbers.astype(np.float32))
 
 
 def _checked_points(
-    row: int, sample: PointSample, group: str, domain: Domain, first: PointSample | None
+    sample: PointSample, group: str, domain: Domain, first: PointSample | None
 ) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n v"]]:
     """Positions and values without masked points."""
     where, channel = GROUPS[group]
     mask = sample.mask if group == "observations" else sample.query_mask
-    positions = _real_numbers(row, where, getattr(sample, where))
-    values = _real_numbers(row, channel, getattr(sample, channel))
-    name = f"sample {row}: {group}"
+    positions, values = (_real_numbers(name, getattr(sample, name)) for name in (where, channel))
     if positions.ndim != 2 or values.ndim != 2 or len(positions) != len(values):
         raise ValueError(
-            f"{name} must be positions (n, axes) and values (n, channels), "
+            f"{group} must be positions (n, axes) and values (n, channels), "
             f"got {positions.shape} and {values.shape}"
         )
     if positions.shape[1] != domain.axes:
-        raise ValueError(f"{name} must have {domain.axes} axes, got {positions.shape[1]}")
+        raise ValueError(f"{group} must have {domain.axes} axes, got {positions.shape[1]}")
     channels = values.shape[1] if first is None else getattr(first, channel).shape[1]
     if values.shape[1] != channels:
         raise ValueError(
-            f"{group}/{channel} of sample {row} must have {channels} channels like the samples "
-            f"before, got {values.shape[1]}"
+            f"{group}/{channel} must have {channels} channels like the samples before, "
+            f"got {values.shape[1]}"
         )
     real = ~(np.ma.getmaskarray(positions).any(axis=1) | np.ma.getmaskarray(values).any(axis=1))
     if mask is not None:
         given = np.asarray(mask)
         if given.dtype != np.bool_ or given.shape != (len(positions),):
-            raise ValueError(f"{name}: mask must be bool of shape ({len(positions)},)")
+            raise ValueError(f"{group}: mask must be bool of shape ({len(positions)},)")
         real &= given
     points, numbers = np.ma.getdata(positions)[real], np.ma.getdata(values)[real]
     if len(points) == 0:
-        raise ValueError(f"{name} must hold at least one point")
+        raise ValueError(f"{group} must hold at least one point")
     if not (_finite(points) and _finite(numbers)):
-        raise ValueError(f"{name} must be finite, got NaN or infinity")
+        raise ValueError(f"{group} must be finite, got NaN or infinity")
     if not inside(points, domain):
-        raise ValueError(f"{name} must lie in the domain {domain.low} to {domain.high}")
+        raise ValueError(f"{group} must lie in the domain {domain.low} to {domain.high}")
     return points, numbers
