@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+Device = torch.device | str
+
 # Coordinates computed in float32 may leave the domain by rounding; anything beyond is a mistake.
 DOMAIN_TOLERANCE = 1e-5
 # A distance in length scales is squared in float32, which ends at 3e38.

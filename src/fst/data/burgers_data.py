@@ -51,7 +51,7 @@ from fst.data.source import (
     TestSplit,
     stored_partition,
 )
-from fst.types import check_fields
+from fst.types import Device, check_fields
 from fst.version import __version__
 
 LAYOUT = "a PDEBench HDF5 file with tensor (samples, time, space), x-coordinate and t-coordinate"
@@ -175,7 +175,7 @@ class BurgersData(MadeData):
             samples = PeriodicSamples(samples, self.supervision_grid)
         return samples, self._read(opened, "validation", self.validation_grid, device)
 
-    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
+    def load_test(self, folder: Path, device: Device = "cpu") -> TestSplit[Samples]:
         """The test split on the whole grid, grouped by viscosity."""
         opened = self.for_training(folder)
         samples = self._read(opened, "test", self.grid, device)
@@ -251,7 +251,7 @@ class BurgersData(MadeData):
         opened: list[tuple["TrajectoryFile", Partition]],
         split: str,
         counts: tuple[int, int],
-        device: torch.device | str,
+        device: Device,
     ) -> BurgersSamples:
         """A split of the given files at a subset of the grid, a block at a time."""
         parts = [(file, getattr(partition, split)) for file, partition in opened]
@@ -307,7 +307,7 @@ class PeriodicSamples(BurgersSamples):
         self.supervised = index_product(self.held)
         self.observed = boundary_observation_indices(*whole.grid).to(whole.device)
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         return type(self)(self.whole.to(device), self.grid_shape)
 
     def numbers(

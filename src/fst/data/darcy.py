@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fst.types import check_argument
+from fst.types import Device, check_argument
 
 HIGH = 0.36
 LOW = 0.02
@@ -52,7 +52,7 @@ class Report(NamedTuple):
 
 
 def sample_field(
-    count: int, nodes: int, seed: int, *, start: int = 0, device: torch.device | str = "cpu"
+    count: int, nodes: int, seed: int, *, start: int = 0, device: Device = "cpu"
 ) -> Float[Tensor, "count nodes nodes"]:
     """Samples `start` to `start + count` of the Gaussian field g on the nodes i/(nodes−1)."""
     # An axis has two ends.
@@ -68,7 +68,7 @@ def sample_field(
 
 
 def sample_coefficient(
-    count: int, nodes: int, seed: int, *, start: int = 0, device: torch.device | str = "cpu"
+    count: int, nodes: int, seed: int, *, start: int = 0, device: Device = "cpu"
 ) -> Float[Tensor, "count nodes nodes"]:
     """Samples `start` to `start + count` of the coefficient a on the nodes i/(nodes−1), float64."""
     field = sample_field(count, nodes, seed, start=start, device=device)
@@ -190,7 +190,7 @@ def generate(
     *,
     start: int = 0,
     fine: int = 1024,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
 ) -> tuple[Bool[Tensor, "n r r"], Float[Tensor, "n r r"]]:
     """Samples `start` to `start + count` of the data set, on the CPU: inputs and solutions.
 

@@ -42,7 +42,7 @@ from fst.data.files import (
 from fst.data.samples import GridSamples, Samples
 from fst.data.source import MadeData, Partition, TestSplit
 from fst.io import publish
-from fst.types import check_fields
+from fst.types import Device, check_fields
 from fst.version import __version__
 
 LAYOUT = "a NeuralOperator .pt file with x (samples, r, r) bool and y (samples, r, r) float32"
@@ -192,7 +192,7 @@ class DarcyData(MadeData):
             raise DataError(f"{path}: holds reflections of other samples than {train.path}")
         return SquareSamples(*moved), validation
 
-    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
+    def load_test(self, folder: Path, device: Device = "cpu") -> TestSplit[Samples]:
         """The first `test` samples of the test file on the whole grid."""
         file, partition = self.opened(self._path(folder, "test"), "test")
         samples = GridSamples.fully_observed(*_read(file, partition.test, device))
@@ -285,7 +285,7 @@ class SquareSamples(GridSamples):
         order = torch.arange(size**2, device=solutions.device).reshape(size, size)
         self.orders = torch.stack([order.flatten(), order.mT.flatten()])
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         return type(self)(self.coefficients.to(device), self.solutions.to(device))
 
     def numbers(
@@ -328,7 +328,7 @@ class FieldFile:
             yield slice(start, start + len(some)), inputs, solutions
 
 
-def _read(file: FieldFile, rows: np.ndarray, device: torch.device | str) -> tuple[Tensor, Tensor]:
+def _read(file: FieldFile, rows: np.ndarray, device: Device) -> tuple[Tensor, Tensor]:
     """Coefficients and solutions of the given rows, a block at a time."""
     shape = (len(rows), *file.inputs.shape[1:])
     coefficients = torch.empty(shape, device=device)

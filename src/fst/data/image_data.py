@@ -25,7 +25,7 @@ from fst.data.images import LabelledImages, Skipped, find_split, has_split, list
 from fst.data.samples import Storage, stays_resident
 from fst.data.source import DataSource, Recipe, TestSplit
 from fst.terminal import Terminal
-from fst.types import check_fields
+from fst.types import Device, check_fields
 
 TRAIN, VAL = "train", "val"
 
@@ -93,9 +93,7 @@ class ImageData(DataSource, ImageAugmentation):
         """How many images are learned from."""
         return len(self._hold_out(find_split(folder, TRAIN))[0])
 
-    def prepare(
-        self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
-    ) -> None:
+    def prepare(self, folder: Path, device: Device = "cpu", console: Console | None = None) -> None:
         """Nothing can be made for the user; what is there is checked, so that errors come early."""
         train = find_split(folder, TRAIN)
         self._hold_out(train)
@@ -163,7 +161,7 @@ class ImageData(DataSource, ImageAugmentation):
             )
 
     def load_test(
-        self, folder: Path, device: torch.device | str = "cpu", *, console: Console | None = None
+        self, folder: Path, device: Device = "cpu", *, console: Console | None = None
     ) -> TestSplit[Images]:
         """The `val` images. Their classes must be those of `train`, where that is there too."""
         train = find_split(folder, TRAIN) if has_split(folder, TRAIN) else None

@@ -24,6 +24,7 @@ from torch import Tensor
 from fst.data.files import DataError
 from fst.data.images import ImageFiles, LabelledImages, Skipped, listed
 from fst.terminal import printable, progress_bar
+from fst.types import Device
 
 Seen = TypeVar("Seen")
 # Images decoded between two copies to the device: bounds what is held twice.
@@ -212,7 +213,7 @@ def decoded(
 def decode_all(
     images: LabelledImages,
     view: View,
-    device: torch.device | str,
+    device: Device,
     console: Console,
     threads: int | None = None,
 ) -> tuple[UInt8[Tensor, "n 3 h w"], LabelledImages, tuple[Skipped, ...]]:

@@ -29,6 +29,7 @@ from fst.data.image_augmentation import Boxes, ImageAugmentation, crop
 from fst.data.image_decoding import ImageError, View, decoding, read
 from fst.data.images import LabelledImages, Skipped
 from fst.data.samples import Asked, Rows, Streamed
+from fst.types import Device
 
 ImageTransform = Callable[[Image.Image], Tensor]
 Item = tuple[Tensor, int, list[Skipped]]
@@ -94,7 +95,7 @@ class ImageBatch:
     images: Float[Tensor, "b 3 h w"]
     labels: Int[Tensor, " b"]
 
-    def to(self, device: torch.device | str) -> "ImageBatch":
+    def to(self, device: Device) -> "ImageBatch":
         """On a device; without waiting where the batch is pinned."""
         return ImageBatch(
             self.images.to(device, non_blocking=True), self.labels.to(device, non_blocking=True)
@@ -158,7 +159,7 @@ class ResidentImages(LabelledRows):
     def device(self) -> torch.device:
         return self.pixels.device
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         return replace(self, pixels=self.pixels.to(device))
 
     def augmentations(
@@ -212,7 +213,7 @@ class StreamedImages(Streamed, LabelledRows):
         transform: ImageTransform | None = None,
         *,
         workers: int = 0,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
     ) -> None:
         self.images = images
         self.labels = torch.from_numpy(images.labels)

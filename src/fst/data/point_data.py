@@ -27,7 +27,7 @@ from fst.data.point_files import (
 from fst.data.point_samples import PointSamples, StreamedPoints
 from fst.data.samples import Samples, Storage, stays_resident
 from fst.data.source import DataSource, Partition, Recipe, TestSplit, looked_at
-from fst.types import check_fields
+from fst.types import Device, check_fields
 
 _MOST_WORKERS = 8
 _DIGESTED_BYTES = 8 * 2**30  # of a split that is read whole to be known again
@@ -95,9 +95,7 @@ class PointData(DataSource):
         partition = self.partition(file)
         return file.conditions(np.concatenate((partition.training, partition.validation)))
 
-    def prepare(
-        self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
-    ) -> None:
+    def prepare(self, folder: Path, device: Device = "cpu", console: Console | None = None) -> None:
         """Nothing can be made for the user; the file is checked, so that errors come early."""
         self.partition(self.describe(folder))
 
@@ -168,9 +166,7 @@ class PointData(DataSource):
         start = f"{file.path}: is of another kind than the data that {run} was started with:"
         _require_same(recipe.model, _decided(file, recipe.model), start, "{} was {}, is {}")
 
-    def load_test(
-        self, folder: Path | str, device: torch.device | str = "cpu"
-    ) -> TestSplit[Samples]:
+    def load_test(self, folder: Path | str, device: Device = "cpu") -> TestSplit[Samples]:
         file = self.describe(folder)
         rows = self.partition(file).test
         if len(rows) == 0:

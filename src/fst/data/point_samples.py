@@ -31,7 +31,7 @@ from fst.data.samples import (
     moments,
     random_subsets,
 )
-from fst.types import Domain, Observations
+from fst.types import Device, Domain, Observations
 
 # ‖target‖² in float32, in which errors are measured, must leave room above for a first prediction
 # and below for a small error; and a sample so much smaller than the typical one would overflow the
@@ -72,7 +72,7 @@ class Ragged:
         limits = limits or (int(sizes.min()), int(sizes.max()))
         return cls(positions, values, sizes.cumsum(dim=0) - sizes, sizes, *limits)
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         tensors: Any = {n: t.to(device) for n, t in vars(self).items() if isinstance(t, Tensor)}
         return replace(self, **tensors)
 
@@ -134,7 +134,7 @@ class PointSamples(Samples):
     def device(self) -> torch.device:
         return self.queried.values.device
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         condition = None if self.condition is None else self.condition.to(device)
         return type(self)(self.domain, self.observed.to(device), self.queried.to(device), condition)
 
@@ -201,7 +201,7 @@ class StreamedPoints(Streamed, Samples):
         rows: Int[np.ndarray, " n"],
         *,
         workers: int,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
     ) -> None:
         self.file = file
         self.rows = rows

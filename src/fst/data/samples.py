@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fst.data.files import DataError
-from fst.types import Domain, Observations
+from fst.types import Device, Domain, Observations
 
 Storage = Literal["auto", "resident", "streamed"]
 
@@ -48,7 +48,7 @@ class Batch:
     targets: Float[Tensor, "b q c"]
     mask: Bool[Tensor, "b q"] | None = None
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         """On a device; without waiting where the batch is pinned."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
@@ -106,7 +106,7 @@ class Rows(ABC):
     def device(self) -> torch.device: ...
 
     @abstractmethod
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         """The same rows on a device, as a new object."""
 
     def choose(
@@ -174,7 +174,7 @@ class Streamed(Rows):
         """Where `batch` and `iterate` put samples."""
         return self._device
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         moved = copy.copy(self)
         moved._device = torch.device(device)
         return moved
@@ -443,7 +443,7 @@ class GridSamples(Samples):
         """How many points of each axis are held, to fold a batch's targets into a field."""
         return tuple(len(indices) for indices in self.held)
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         return type(self)(**self._parts() | {"targets": self.targets.to(device)})
 
     def choose(

@@ -25,6 +25,7 @@ from fst.data.files import DataError, Plan, Produce, blame, settle_existing, wri
 from fst.data.samples import Rows
 from fst.io import publish
 from fst.terminal import Terminal
+from fst.types import Device
 
 # A recipe: any dataclass with a `model`, `data` and `evaluation`.
 Recipe = TypeVar("Recipe")
@@ -202,15 +203,13 @@ class DataSource(ABC):
         return []
 
     @abstractmethod
-    def prepare(
-        self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
-    ) -> None:
+    def prepare(self, folder: Path, device: Device = "cpu", console: Console | None = None) -> None:
         """Make what is missing and check what is there, so that errors come early."""
 
     def load(
         self,
         folder: Path | str,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         *,
         augment: bool = False,
         console: Console | None = None,
@@ -226,7 +225,7 @@ class DataSource(ABC):
         """Training and validation samples; where `augment`, those that can be changed at random."""
 
     @abstractmethod
-    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Any]: ...
+    def load_test(self, folder: Path, device: Device = "cpu") -> TestSplit[Any]: ...
 
     @abstractmethod
     def fingerprint(self, folder: Path) -> dict[str, Any]:
@@ -297,9 +296,7 @@ class MadeData(DataSource):
     def files(self, folder: Path) -> list[Path]:
         return list(self.parts(folder))
 
-    def prepare(
-        self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
-    ) -> None:
+    def prepare(self, folder: Path, device: Device = "cpu", console: Console | None = None) -> None:
         """Make the files that are missing. A file that is there is checked and kept."""
         console = console or Terminal()
         for path, part in self.parts(folder).items():
@@ -314,7 +311,7 @@ class MadeData(DataSource):
         self,
         path: Path,
         *part: Any,
-        device: torch.device | str,
+        device: Device,
         console: Console,
         batch_size: int | None = None,
         force: bool = False,
