@@ -38,7 +38,6 @@ Work = Callable[..., Given]
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Where everything of a GPU is captured."""
     return torch.cuda.Stream(device)
 
 

@@ -51,7 +51,6 @@ class PretrainedError(ValueError):
 
 
 def to_json(config: object) -> dict[str, Any]:
-    """A configuration as plain JSON values."""
     return converter.unstructure(config)
 
 

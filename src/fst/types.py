@@ -157,7 +157,6 @@ class Observations:
         return self.each(lambda tensor: tensor if tensor.dtype == kept else tensor.to(target))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same change made to all of the tensors."""
         changed: Any = {n: t if t is None else change(t) for n, t in vars(self).items()}
         return type(self)(**changed)
 

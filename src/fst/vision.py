@@ -321,7 +321,6 @@ class ImageClassifier(Classifier):
         return stream.draw().uniform[0].to(torch.get_default_dtype())
 
     def encode(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b n d"]:
-        """One token per patch."""
         return self.encode_patches(cut(self.standardize(images), self.config.patch_size))
 
     def represent(

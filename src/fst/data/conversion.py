@@ -243,7 +243,6 @@ def _functions(
 
 
 def bounding_box(samples: Sequence[PointSample]) -> Domain:
-    """The smallest box that holds all points."""
     everywhere = [np.asarray(p) for s in samples for p in (s.positions, s.queries) if np.size(p)]
     low = np.min([points.min(axis=0) for points in everywhere], axis=0)
     high = np.max([points.max(axis=0) for points in everywhere], axis=0)
@@ -251,7 +250,6 @@ def bounding_box(samples: Sequence[PointSample]) -> Domain:
 
 
 def read_mesh(path: Path) -> Any:
-    """One mesh, by meshio."""
     meshio = optional_package("meshio", "mesh")
     with reading(path, "a mesh that meshio reads"):
         return meshio.read(path)

@@ -95,7 +95,6 @@ class PointDataset(Dataset[PointSample]):
         return settings_for(model, self.samples)
 
     def statistics(self) -> Statistics:
-        """Mean and standard deviation of each channel, over all observations and all targets."""
         values = RunningMoments(self.value_channels)
         targets = RunningMoments(self.output_channels)
         for rows in self.samples.blocks(np.array(self.rows)):

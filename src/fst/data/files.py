@@ -131,7 +131,6 @@ def _first_line(error: Exception) -> str:
 
 
 def part_of(path: Path) -> Path:
-    """What an unfinished file is called."""
     return path.with_name(path.name + ".part")
 
 
@@ -216,7 +215,6 @@ def provenance_text(provenance: Provenance) -> str:
 
 
 def first_not_finite(rows: np.ndarray) -> int | None:
-    """The first row that holds NaN or infinity, if any."""
     # A float64 sum of float32 numbers is finite exactly when they all are; it is the cheap test.
     if rows.dtype.kind != "f" or np.isfinite(rows.sum(dtype=np.float64)):
         return None

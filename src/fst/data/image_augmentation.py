@@ -15,6 +15,7 @@ output, so it does not alias: the filter of Pillow, with which it agrees to its 
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -23,8 +24,7 @@ from torch import Tensor
 from fst.classifiers import IMAGENET_MEAN, IMAGENET_STD
 
 
-@dataclass(frozen=True)
-class Boxes:
+class Boxes(NamedTuple):
     """A rectangle for each image, in pixels: whole numbers stored as floats."""
 
     top: Float[Tensor, " b"]
@@ -127,25 +127,17 @@ class ImageAugmentation:
             result = jitter(result, factors, parts["order"].argsort(dim=1))
         if self.erasing > 0:
             chosen = parts["erase"][:, 0] < self.erasing
-            boxes, found = random_boxes(
-                parts["erased"],
-                self.image_size,
-                _ERASED_AREA,
-                _ERASED_RATIO,
-                largest=(self.image_size[0] - 1, self.image_size[1] - 1),
-            )
+            size, largest = self.image_size, (self.image_size[0] - 1, self.image_size[1] - 1)
+            given = parts["erased"], size, _ERASED_AREA, _ERASED_RATIO
+            boxes, found = random_boxes(*given, largest=largest)
             result = erase(result, boxes, chosen & found, parts["noise"])
         return result
 
     def crops(self, numbers: Float[Tensor, "b 22"], size: tuple[int, int]) -> Boxes:
         """Boxes of the asked area and ratio inside images of `size`; the whole if none fits."""
         boxes, found = random_boxes(numbers, size, self.crop_scale, self.crop_ratio, largest=size)
-        return Boxes(
-            boxes.top.where(found, 0.0),
-            boxes.left.where(found, 0.0),
-            boxes.height.where(found, float(size[0])),
-            boxes.width.where(found, float(size[1])),
-        )
+        whole = 0.0, 0.0, float(size[0]), float(size[1])
+        return Boxes(*(side.where(found, full) for side, full in zip(boxes, whole, strict=True)))
 
 
 def random_boxes(

@@ -90,7 +90,6 @@ class ImageData(DataSource, ImageAugmentation):
         return images.class_names[int(images.counts.argmax())]
 
     def count_training(self, folder: Path) -> int:
-        """How many images are learned from."""
         return len(self._hold_out(find_split(folder, TRAIN))[0])
 
     def prepare(self, folder: Path, device: Device = "cpu", console: Console | None = None) -> None:
@@ -215,7 +214,6 @@ class ImageData(DataSource, ImageAugmentation):
         return stays_resident(self.storage, len(images) * 3 * height * width, device, what)
 
     def count_held_out(self, train: LabelledImages) -> int:
-        """How many training images are set aside."""
         least = max(int((train.counts > 1).sum()), round(_HELD_OUT * len(train)), 1)
         return least if self.held_out is None else self.held_out
 

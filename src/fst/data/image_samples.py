@@ -96,7 +96,6 @@ class ImageBatch:
     labels: Int[Tensor, " b"]
 
     def to(self, device: Device) -> "ImageBatch":
-        """On a device; without waiting where the batch is pinned."""
         return ImageBatch(
             self.images.to(device, non_blocking=True), self.labels.to(device, non_blocking=True)
         )
@@ -165,7 +164,6 @@ class ResidentImages(LabelledRows):
     def augmentations(
         self, solutions: int, generator: torch.Generator
     ) -> Float[Tensor, "b a"] | None:
-        """Random numbers for each of `solutions` images; None where none are asked for."""
         return None if self.augmentation is None else self.augmentation.draw(solutions, generator)
 
     @property

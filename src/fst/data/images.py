@@ -111,7 +111,6 @@ class LabelledImages:
 
     @property
     def counts(self) -> Int[np.ndarray, " k"]:
-        """Images of each class."""
         return np.bincount(self.labels, minlength=len(self.class_names))
 
     def take(self, which: Int[np.ndarray, " m"]) -> Self:
@@ -139,7 +138,6 @@ def has_split(path: Path, split: str) -> bool:
 
 
 def find_split(path: Path, split: str) -> LabelledImages:
-    """The images of one split of a data set, with their classes."""
     if not path.is_dir():
         what = "is a file" if path.exists() else "there is no such folder"
         raise DataError(

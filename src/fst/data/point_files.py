@@ -193,7 +193,6 @@ class PointFile:
         return self._points("observations", self.observation_offsets, rows, opened)
 
     def queries(self, rows: Int[np.ndarray, " n"], opened: h5py.File | None = None) -> Points:
-        """The queries and targets of the given rows."""
         return self._points("queries", self.query_offsets, rows, opened)
 
     def conditions(self, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"]:

@@ -53,7 +53,6 @@ class Batch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
-        """As PyTorch's loader asks for it."""
         return self._each(lambda tensor: tensor.pin_memory())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -171,7 +170,6 @@ class Streamed(Rows):
 
     @property
     def device(self) -> torch.device:
-        """Where `batch` and `iterate` put samples."""
         return self._device
 
     def to(self, device: Device) -> Self:
@@ -214,7 +212,6 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def device_memory(device: torch.device) -> int | None:
-    """Bytes of a GPU's memory; None for other devices."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 

@@ -98,7 +98,6 @@ class Partition:
 
     @property
     def digest(self) -> str:
-        """Tells which rows are in which split."""
         found = hashlib.sha256()
         for name in SPLITS:
             rows = getattr(self, name).astype(np.int64)

@@ -283,7 +283,6 @@ def _on_hopper(tensor: Tensor) -> bool:
 
 
 def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU."""
     return _answer(torch.cuda.get_device_properties, device).multi_processor_count
 
 
