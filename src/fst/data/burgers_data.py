@@ -58,7 +58,7 @@ LAYOUT = "a PDEBench HDF5 file with tensor (samples, time, space), x-coordinate 
 _BLOCK_BYTES = 2**24
 # Coordinates stored in float32, or computed in another order, differ by less than this.
 _COORDINATE_TOLERANCE = 1e-5
-_CPU_BATCH = 32
+_CPU_BATCH = 32  # so that little is lost when it is stopped
 
 
 @dataclass(frozen=True)
@@ -150,15 +150,11 @@ class BurgersData(MadeData):
             solution = burgers.solve(initial.to(device), viscosity, times.to(device))
             return {"tensor": solution.float().cpu().numpy()}
 
-        return plan, produce, self._rows_at_once(device)
-
-    def _rows_at_once(self, device: torch.device) -> int:
-        """On a CPU few, so that little is lost when it is stopped; on a GPU what fits well."""
         if device.type != "cuda":
-            return _CPU_BATCH
+            return plan, produce, _CPU_BATCH
         free, _ = torch.cuda.mem_get_info(device)
         # The solution in float64 and in float32, and as much again for the solver.
-        return max(1, free // (4 * 12 * self.times * self.points))
+        return plan, produce, max(1, free // (4 * 12 * self.times * self.points))
 
     def splits(
         self, folder: Path, device: torch.device, augment: bool, console: Console | None
@@ -263,14 +259,12 @@ class BurgersData(MadeData):
         time, cell = observed.to(device).unbind(dim=1)
         targets = torch.empty(total, *counts, device=device)
         values = torch.empty(total, len(time), device=device)
-        start = 0
-        for file, rows in parts:
-            for where, block in file.blocks(rows):
-                to = slice(start + where.start, start + where.stop)
-                whole = block.to(device)  # a GPU takes subsets much faster
-                targets[to] = whole[:, times][:, :, cells]
-                values[to] = whole[:, time, cell]
-            start += len(rows)
+        stop = 0
+        for (block,) in (block for file, rows in parts for block in file.blocks(rows)):
+            start, stop = stop, stop + len(block)
+            whole = block.to(device)  # a GPU takes subsets much faster
+            targets[start:stop] = whole[:, times][:, :, cells]
+            values[start:stop] = whole[:, time, cell]
         condition = None
         if self.condition:
             condition = torch.tensor(self.viscosities).repeat_interleave(rows_of_files)[:, None]
@@ -360,11 +354,8 @@ class TrajectoryFile:
     def grid(self) -> tuple[int, int]:
         return len(self.times), len(self.cells)
 
-    def blocks(self, rows: Int[np.ndarray, " n"]) -> Iterator[tuple[slice, Float[Tensor, "k t x"]]]:
-        """The given sorted rows in order, as (where they go, trajectories), a block at a time.
-
-        The trajectories lie in one buffer that the next block overwrites.
-        """
+    def blocks(self, rows: Int[np.ndarray, " n"]) -> Iterator[tuple[Float[Tensor, "k t x"]]]:
+        """The given sorted rows, some at a time, in one buffer that the next block overwrites."""
         times, cells = self.grid
         size = max(1, _BLOCK_BYTES // (4 * times * cells))
         buffer = np.empty((size, times, cells), dtype=np.float32)
@@ -374,7 +365,7 @@ class TrajectoryFile:
                 first, count = int(rows[run.start]), run.stop - run.start
                 stored.read_direct(buffer, np.s_[first : first + count], np.s_[:count])
                 check_rows_finite(self.path, "trajectory", buffer[:count], rows[run])
-                yield run, torch.from_numpy(buffer[:count])
+                yield (torch.from_numpy(buffer[:count]),)
 
 
 def open_trajectories(path: Path) -> TrajectoryFile:

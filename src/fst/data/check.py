@@ -111,7 +111,7 @@ def check_folder(folder: Path) -> Iterator[Description]:
 def _check_trajectories(path: Path) -> Description:
     file = burgers_data.open_trajectories(path)
     seen = _Ranges("")
-    for _, block in file.blocks(np.arange(file.rows)):
+    for (block,) in file.blocks(np.arange(file.rows)):
         seen.see(block.reshape(-1, 1).numpy())
     times, cells = file.grid
     facts = (
@@ -129,7 +129,7 @@ def _check_fields(path: Path) -> Description:
     reflected = path.stem.endswith("_reflected")
     file = darcy_data.open_fields(path, reflected=reflected)
     inputs, solutions = _Ranges(""), _Ranges("")
-    for _, high, block in file.blocks(np.arange(len(file))):
+    for high, block in file.blocks(np.arange(len(file))):
         inputs.see(high.reshape(-1, 1).float().numpy())
         solutions.see(block.reshape(-1, 1).numpy())
     facts = (

@@ -319,23 +319,24 @@ class FieldFile:
     def resolution(self) -> int:
         return self.inputs.shape[-1]
 
-    def blocks(self, rows: Int[np.ndarray, " n"]) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """The given rows in order, as (where they go, inputs, solutions), a block at a time."""
+    def blocks(self, rows: Int[np.ndarray, " n"]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and solutions of the given rows in order, some at a time."""
         for start in range(0, len(rows), _BLOCK_ROWS):
             some = rows[start : start + _BLOCK_ROWS]
             inputs, solutions = self.inputs[some], self.solutions[some]
             check_rows_finite(self.path, "solution", solutions.numpy(), some)
-            yield slice(start, start + len(some)), inputs, solutions
+            yield inputs, solutions
 
 
 def _read(file: FieldFile, rows: np.ndarray, device: Device) -> tuple[Tensor, Tensor]:
     """Coefficients and solutions of the given rows, a block at a time."""
-    shape = (len(rows), *file.inputs.shape[1:])
-    coefficients = torch.empty(shape, device=device)
-    solutions = torch.empty(shape, device=device)
-    for where, high, block in file.blocks(rows):
-        coefficients[where] = torch.where(high, darcy.HIGH, darcy.LOW).to(device)
-        solutions[where] = block.to(device)
+    shape = len(rows), *file.inputs.shape[1:]
+    coefficients, solutions = (torch.empty(shape, device=device) for _ in range(2))
+    stop = 0
+    for high, block in file.blocks(rows):
+        start, stop = stop, stop + len(block)
+        coefficients[start:stop] = torch.where(high, darcy.HIGH, darcy.LOW).to(device)
+        solutions[start:stop] = block.to(device)
     return coefficients, solutions
 
 

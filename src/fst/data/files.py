@@ -175,9 +175,20 @@ def write_rows(
         for start in range(done, plan.rows, batch_size):
             stop = min(start + batch_size, plan.rows)
             block = produce(start, stop)
-            _check_finite(plan, block, start)
+            for name, rows in block.items():
+                bad = first_not_finite(rows)
+                if bad is not None:
+                    raise DataError(
+                        f"{plan.path}: the solver gave NaN or infinity for row {start + bad} of "
+                        f"{name}; nothing of this block was written"
+                    )
             with writing(plan.path):
-                _append(file, block, start, stop)
+                for name, rows in block.items():
+                    file[name][start:stop] = rows
+                file.flush()
+                sync(plan.part)
+                file.attrs.modify("complete_rows", np.int64(stop))
+                file.flush()
             progress.advance(task, stop - start)
     return plan.part
 
@@ -288,25 +299,6 @@ def _create_part(plan: Plan) -> None:
         file.attrs["complete_rows"] = np.int64(0)
     sync(fresh)
     fresh.replace(plan.part)
-
-
-def _append(file: h5py.File, block: Mapping[str, np.ndarray], start: int, stop: int) -> None:
-    for name, rows in block.items():
-        file[name][start:stop] = rows
-    file.flush()
-    sync(Path(file.filename))
-    file.attrs.modify("complete_rows", np.int64(stop))
-    file.flush()
-
-
-def _check_finite(plan: Plan, block: Mapping[str, np.ndarray], start: int) -> None:
-    for name, rows in block.items():
-        bad = first_not_finite(rows)
-        if bad is not None:
-            raise DataError(
-                f"{plan.path}: the solver gave NaN or infinity for row {start + bad} of {name}; "
-                "nothing of this block was written"
-            )
 
 
 def _check_space(plan: Plan) -> None:

@@ -21,7 +21,7 @@ from fst.data.files import DataError
 from fst.data.image_augmentation import ImageAugmentation
 from fst.data.image_decoding import View, decode_all, default_threads, report
 from fst.data.image_samples import ResidentImages, StreamedImages, TimmTransform
-from fst.data.images import LabelledImages, Skipped, find_split, has_split, listed, require_classes
+from fst.data.images import LabelledImages, find_split, has_split, listed, require_classes
 from fst.data.samples import Storage, stays_resident
 from fst.data.source import DataSource, Recipe, TestSplit
 from fst.terminal import Terminal
@@ -194,8 +194,12 @@ class ImageData(DataSource, ImageAugmentation):
             workers = self.workers or default_threads()
             return StreamedImages(images, view, transform, workers=workers, device=device)
         pixels, images, skipped = decode_all(images, stored, device, console, self.workers)
-        if learned:
-            _require_every_class(images, skipped)
+        lost = [n for n, count in zip(images.class_names, images.counts, strict=True) if not count]
+        if learned and lost:  # they cannot be learned, and the model would still have them
+            raise DataError(
+                f"{images.files.source}: no training image of {listed(lost)} can be decoded: "
+                f"{listed(skipped)}"
+            )
         report(images, skipped, console, purpose)
         return ResidentImages(
             pixels,
@@ -260,16 +264,6 @@ def stratified(
         for number, share in enumerate(shares)
     ]
     return np.sort(np.concatenate(taken))
-
-
-def _require_every_class(images: LabelledImages, skipped: Sequence[Skipped]) -> None:
-    """A class of which nothing is left cannot be learned, and the model would still have it."""
-    lost = [name for name, n in zip(images.class_names, images.counts, strict=True) if n == 0]
-    if lost:
-        raise DataError(
-            f"{images.files.source}: no training image of {listed(lost)} can be decoded: "
-            f"{listed(skipped)}"
-        )
 
 
 def _val(folder: Path, train: LabelledImages | None) -> LabelledImages:

@@ -223,10 +223,6 @@ class StreamedImages(Streamed, LabelledRows):
         self.workers = workers
         self._device = torch.device(device)
         self._met: set[str] = set()
-        # Rows in the order of their classes, the rank of each row there, where a class begins.
-        self._order = np.argsort(images.labels, kind="stable")
-        self._rank = np.argsort(self._order)
-        self._starts = np.concatenate([[0], np.cumsum(images.counts)])
 
     def __len__(self) -> int:
         return len(self.images)
@@ -274,12 +270,12 @@ class StreamedImages(Streamed, LabelledRows):
 
     def _candidates(self, row: int) -> Iterator[int]:
         """The row, those that follow it in its class (from the start after the end), all others."""
-        label = self.images.labels[row]
-        start, end = int(self._starts[label]), int(self._starts[label + 1])
-        for step in range(end - start):
-            yield int(self._order[start + (self._rank[row] - start + step) % (end - start)])
-        for step in range(len(self) - (end - start)):
-            yield int(self._order[(end + step) % len(self)])
+        yield row
+        labels = self.images.labels
+        same = np.flatnonzero(labels == labels[row])
+        yield from np.roll(same, -np.searchsorted(same, row))[1:].tolist()
+        after = np.argsort((labels - labels[row] - 1) % len(self.class_names), kind="stable")
+        yield from after[: len(self) - len(same)].tolist()
 
     def _changed(self, image: Image.Image, row: int, seed: int | None) -> Float[Tensor, "3 h w"]:
         if seed is None or self.transform is None:

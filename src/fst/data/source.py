@@ -282,7 +282,10 @@ class MadeData(DataSource):
 
     @abstractmethod
     def layout(self, path: Path) -> Any:
-        """A file whose layout has been checked, with its `provenance` and `blocks` of rows."""
+        """A file whose layout has been checked, with its `provenance` and `blocks` of rows.
+
+        A block is a tuple that ends with the solutions.
+        """
 
     @abstractmethod
     def opened(self, path: Path, *part: Any) -> tuple[Any, Partition]:
