@@ -286,6 +286,8 @@ class PeriodicSamples(BurgersSamples):
     stays on the device.
     """
 
+    augmented = True
+
     def __init__(self, whole: BurgersSamples, supervision: tuple[int, ...] | None = None) -> None:
         if whole.grid_shape != whole.grid:
             raise ValueError(

@@ -268,6 +268,8 @@ class SquareSamples(GridSamples):
     (f = 4: all eight, exactly).
     """
 
+    augmented = True
+
     def __init__(
         self, coefficients: Float[Tensor, "n f r r"], solutions: Float[Tensor, "n f r r"]
     ) -> None:

@@ -150,6 +150,7 @@ class ResidentImages(LabelledRows):
                 f"got {len(self.pixels)}, {len(self.labels)} and {len(self.names)}"
             )
         self.labels = self.labels.to(self.pixels.device)
+        self.augmented = self.augmentation is not None
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -165,10 +166,6 @@ class ResidentImages(LabelledRows):
         self, solutions: int, generator: torch.Generator
     ) -> Float[Tensor, "b a"] | None:
         return None if self.augmentation is None else self.augmentation.draw(solutions, generator)
-
-    @property
-    def augmented(self) -> bool:
-        return self.augmentation is not None
 
     def gather(
         self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None

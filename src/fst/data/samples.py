@@ -90,10 +90,8 @@ class Rows(ABC):
     streamed: ClassVar[bool] = False
     """Whether training reads batches by `iterate`, and lets the plan say what is random."""
 
-    @property
-    def augmented(self) -> bool:
-        """Whether samples can be changed at random."""
-        return False
+    augmented: bool = False
+    """Whether samples can be changed at random."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -442,10 +440,6 @@ class GridSamples(Samples):
         if count is None or count >= total:
             return None
         return random_subsets(solutions, count, total, generator)
-
-    @property
-    def augmented(self) -> bool:
-        return bool(self.moves)
 
     def augmentations(
         self, solutions: int, generator: torch.Generator

@@ -243,8 +243,7 @@ class FusedAttention(Attention):
     def forward(self, tokens: Tensor, keys_values: Any, mask: Tensor | None = None) -> Tensor:
         if not isinstance(keys_values, Tensor):
             return super().forward(tokens, keys_values, mask)
-        queries = self._project(tokens, self.query).squeeze(2).transpose(1, 2)
-        return attend(self.output, queries, keys_values, mask, PackedWeights())
+        return attend_normed(self, tokens, None, FusedObserved(keys_values, PackedWeights()), mask)
 
     def attend_to_self(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
         if not self._applies(tokens):
