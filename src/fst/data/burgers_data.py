@@ -23,18 +23,8 @@ from jaxtyping import Float, Int
 from rich.console import Console
 from torch import Tensor
 
-from fst.data import burgers
-from fst.data.files import (
-    STORED,
-    DataError,
-    Plan,
-    Produce,
-    Provenance,
-    check_rows_finite,
-    read_provenance,
-    reading_hdf5,
-    runs,
-)
+from fst.data import burgers, files
+from fst.data.files import DataError, Plan, Produce, Provenance
 from fst.data.samples import (
     BurgersSamples,
     Samples,
@@ -358,18 +348,18 @@ class TrajectoryFile:
         times, cells = self.grid
         size = max(1, _BLOCK_BYTES // (4 * times * cells))
         buffer = np.empty((size, times, cells), dtype=np.float32)
-        with reading_hdf5(self.path, LAYOUT) as file:
+        with files.reading_hdf5(self.path, LAYOUT) as file:
             stored = file["tensor"]
-            for run in runs(rows, size):
+            for run in files.runs(rows, size):
                 first, count = int(rows[run.start]), run.stop - run.start
                 stored.read_direct(buffer, np.s_[first : first + count], np.s_[:count])
-                check_rows_finite(self.path, "trajectory", buffer[:count], rows[run])
+                files.check_rows_finite(self.path, "trajectory", buffer[:count], rows[run])
                 yield (torch.from_numpy(buffer[:count]),)
 
 
 def open_trajectories(path: Path) -> TrajectoryFile:
     """Check a file's layout and read all but its trajectories."""
-    with reading_hdf5(path, LAYOUT) as file:
+    with files.reading_hdf5(path, LAYOUT) as file:
         names = ("tensor", "x-coordinate", "t-coordinate")
         missing = [name for name in names if not isinstance(file.get(name), h5py.Dataset)]
         if missing:
@@ -387,7 +377,7 @@ def open_trajectories(path: Path) -> TrajectoryFile:
         x_coordinate = _axis(path, file["x-coordinate"], (cells,))
         t_coordinate = _axis(path, file["t-coordinate"], (times, times + 1))[:times]
         partition = stored_partition(path, file, rows)
-        provenance = read_provenance(path, file.attrs.get(STORED))
+        provenance = files.read_provenance(path, file.attrs.get(files.STORED))
         return TrajectoryFile(path, rows, t_coordinate, x_coordinate, partition, provenance)
 
 

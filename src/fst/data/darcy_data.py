@@ -25,20 +25,8 @@ from jaxtyping import Bool, Float, Int
 from rich.console import Console
 from torch import Tensor
 
-from fst.data import darcy
-from fst.data.files import (
-    STORED,
-    DataError,
-    Plan,
-    Produce,
-    Provenance,
-    check_rows_finite,
-    provenance_text,
-    read_provenance,
-    reading,
-    reading_hdf5,
-    writing,
-)
+from fst.data import darcy, files
+from fst.data.files import DataError, Plan, Produce, Provenance
 from fst.data.samples import GridSamples, Samples
 from fst.data.source import MadeData, Partition, TestSplit
 from fst.io import publish
@@ -239,7 +227,7 @@ class DarcyData(MadeData):
 
     def finish(self, plan: Plan) -> None:
         """Make the `.pt` file of the part, atomically, and remove the part."""
-        with reading_hdf5(plan.part, "an unfinished file of fst") as file:
+        with files.reading_hdf5(plan.part, "an unfinished file of fst") as file:
             # The part's arrays are contiguous, so they can be mapped and copied, not loaded.
             content: dict[str, object] = {
                 name: torch.from_numpy(
@@ -247,9 +235,9 @@ class DarcyData(MadeData):
                 )
                 for name, stored in file.items()
             }
-        content[STORED] = provenance_text(plan.provenance)
+        content[files.STORED] = files.provenance_text(plan.provenance)
         saving = plan.part.with_name(plan.part.name + ".pt")
-        with writing(plan.path):
+        with files.writing(plan.path):
             torch.save(content, saving)
             publish(saving, plan.path)
             plan.part.unlink()
@@ -326,7 +314,7 @@ class FieldFile:
         for start in range(0, len(rows), _BLOCK_ROWS):
             some = rows[start : start + _BLOCK_ROWS]
             inputs, solutions = self.inputs[some], self.solutions[some]
-            check_rows_finite(self.path, "solution", solutions.numpy(), some)
+            files.check_rows_finite(self.path, "solution", solutions.numpy(), some)
             yield inputs, solutions
 
 
@@ -345,7 +333,7 @@ def _read(file: FieldFile, rows: np.ndarray, device: Device) -> tuple[Tensor, Te
 def open_fields(path: Path, *, reflected: bool = False) -> FieldFile:
     """Check a file's layout, NeuralOperator's or that of reflected samples; map it into memory."""
     layout, axes = (REFLECTED, 4) if reflected else (LAYOUT, 3)
-    with reading(path, layout):
+    with files.reading(path, layout):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(content, dict):
         raise DataError(f"{path}: expected {layout}, got a {type(content).__name__}")
@@ -359,7 +347,8 @@ def open_fields(path: Path, *, reflected: bool = False) -> FieldFile:
     rows = _tensor(path, content, "rows", torch.int64, 1, layout) if reflected else None
     if rows is not None and (len(rows) != len(inputs) or inputs.shape[1] != 4):
         raise DataError(f"{path}: expected {layout}, got x {tuple(inputs.shape)}")
-    return FieldFile(path, inputs, solutions, rows, read_provenance(path, content.get(STORED)))
+    provenance = files.read_provenance(path, content.get(files.STORED))
+    return FieldFile(path, inputs, solutions, rows, provenance)
 
 
 def _tensor(

@@ -31,17 +31,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
-from fst.data.files import (
-    DataError,
-    blame,
-    check_rows_finite,
-    part_of,
-    reading_hdf5,
-    runs,
-    settle_existing,
-    writing,
-    writing_hdf5,
-)
+from fst.data import files
+from fst.data.files import DataError, blame, runs
 from fst.data.source import SPLITS, Partition, stored_partition
 from fst.io import publish
 from fst.types import DOMAIN_TOLERANCE, Domain, check_argument
@@ -147,7 +138,7 @@ class PointFile:
 
     def cells(self, row: int) -> Int[np.ndarray, "t 3"] | None:
         """The triangles between a sample's queries, where the file knows them."""
-        with reading_hdf5(self.path, LAYOUT) as file:
+        with files.reading_hdf5(self.path, LAYOUT) as file:
             if "cells" not in file:
                 return None
             first, last = file["cells/offsets"][row : row + 2].tolist()
@@ -159,7 +150,7 @@ class PointFile:
 
     def names(self, rows: Int[np.ndarray, " n"]) -> tuple[str, ...] | None:
         """By which the user knows samples, where the file says so."""
-        with reading_hdf5(self.path, LAYOUT) as file:
+        with files.reading_hdf5(self.path, LAYOUT) as file:
             if "names" not in file:
                 return None
             found = file["names"].asstr()[:]
@@ -200,9 +191,9 @@ class PointFile:
         if not self.condition:
             return np.empty((len(rows), 0), np.float32)
         # Conditions are a few numbers a sample: all of them are read, and the rows taken.
-        with reading_hdf5(self.path, LAYOUT) as file:
+        with files.reading_hdf5(self.path, LAYOUT) as file:
             conditions: np.ndarray = file["condition"][:].astype(np.float32)[rows]
-        check_rows_finite(self.path, "condition of sample", conditions, rows)
+        files.check_rows_finite(self.path, "condition of sample", conditions, rows)
         return conditions
 
     def _points(
@@ -210,7 +201,7 @@ class PointFile:
     ) -> Points:
         sizes = offsets[rows + 1] - offsets[rows]
         ends = np.cumsum(sizes)
-        source_of = reading_hdf5(self.path, LAYOUT) if opened is None else nullcontext(opened)
+        source_of = files.reading_hdf5(self.path, LAYOUT) if opened is None else nullcontext(opened)
         with source_of as file:
             read = []
             for name in ("positions", GROUPS[group][1]):
@@ -222,7 +213,7 @@ class PointFile:
                     target = np.s_[ends[first] - sizes[first] : ends[last]]
                     stored.read_direct(numbers, source, target)
                 samples = np.repeat(rows, sizes)
-                check_rows_finite(self.path, f"{group}/{name} of sample", numbers, samples)
+                files.check_rows_finite(self.path, f"{group}/{name} of sample", numbers, samples)
                 read.append(numbers)
         if not inside(read[0], self.domain):
             raise DataError(
@@ -245,7 +236,7 @@ def read_points(path: Path | str) -> PointFile:
             f"{path}: is no fst point file; make one in Python by write_points('my.h5', "
             f"fst.data.{CONVERTED[path.suffix]}(...)), see docs/data.md"
         )
-    with reading_hdf5(path, LAYOUT) as file:
+    with files.reading_hdf5(path, LAYOUT) as file:
         if file.attrs.get("format") != FORMAT:
             raise DataError(f"{path}: has no attribute format = {FORMAT!r}; expected {LAYOUT}")
         if file.attrs.get("version") != VERSION:
@@ -407,10 +398,10 @@ def write_points(
     with blame(path):
         check_resolution(domain)
     if path.exists():
-        settle_existing(path, {}, None, force=force)
-    part = part_of(path)
+        files.settle_existing(path, {}, None, force=force)
+    part = files.part_of(path)
     try:
-        with writing_hdf5(part, path, "w") as file:
+        with files.writing_hdf5(part, path, "w") as file:
             checked = checked_samples(samples, domain)
             _write(file, path, checked, domain, labels or Labels(), splits)
         publish(part, path)
@@ -433,7 +424,7 @@ def _write(
     first: PointSample | None = None
     for block in _in_blocks(samples):
         first = first or block[0]
-        with writing(path):
+        with files.writing(path):
             for group, (positions, channel) in GROUPS.items():
                 points: list[Any] = [getattr(sample, positions) for sample in block]
                 numbers = [getattr(sample, channel) for sample in block]
@@ -444,7 +435,7 @@ def _write(
     if first is None:
         raise ValueError("samples must hold at least one sample, got none")
     conditions, cells, names = zip(*rest, strict=True)
-    with writing(path):
+    with files.writing(path):
         for group, counted in sizes.items():
             file[f"{group}/offsets"] = np.cumsum(counted, dtype=np.int64)
         if conditions[0] is not None:
