@@ -16,17 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fst.data import point_files
 from fst.data.point_data import PointData, settings_for
-from fst.data.point_files import (
-    GROUPS,
-    Labels,
-    PointFile,
-    PointFunctions,
-    Points,
-    PointSample,
-    checked_samples,
-    read_points,
-)
+from fst.data.point_files import PointFile, PointFunctions, Points, PointSample
 from fst.data.point_samples import Ragged
 from fst.data.samples import Batch, RunningMoments, Statistics
 from fst.data.source import SPLITS
@@ -60,7 +52,7 @@ class PointDataset(Dataset[PointSample]):
                     "a file has its own domain, and split must be None, training, validation or "
                     f"test, got domain={domain} and split={split!r}"
                 )
-            self.samples = read_points(samples)
+            self.samples = point_files.read_points(samples)
             rows = np.arange(len(self.samples))
             if split is not None:
                 rows = getattr(PointData().partition(self.samples), split)
@@ -115,13 +107,13 @@ class _Listed(PointFile):
 
     @classmethod
     def of(cls, samples: Sequence[PointSample], domain: Domain) -> "_Listed":
-        checked: tuple[Any, ...] = tuple(checked_samples(samples, domain))
+        checked: tuple[Any, ...] = tuple(point_files.checked_samples(samples, domain))
         if not checked:
             raise ValueError("samples must hold at least one sample, got none")
         return cls(
             path=Path("the samples"),
             domain=domain,
-            **Labels().of_samples(checked[0], domain),
+            **point_files.Labels().of_samples(checked[0], domain),
             observation_offsets=np.cumsum([0, *(len(each.positions) for each in checked)]),
             query_offsets=np.cumsum([0, *(len(each.queries) for each in checked)]),
             partition=None,
@@ -143,7 +135,8 @@ class _Listed(PointFile):
 
 def _end_to_end(samples: Sequence[PointSample], group: str) -> Points:
     positions, values = (
-        [np.asarray(getattr(sample, name)) for sample in samples] for name in GROUPS[group]
+        [np.asarray(getattr(sample, name)) for sample in samples]
+        for name in point_files.GROUPS[group]
     )
     sizes = np.array([len(each) for each in positions])
     return Points(np.concatenate(positions), np.concatenate(values), sizes)

@@ -14,16 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from rich.console import Console
 
+from fst.data import point_files
 from fst.data.files import DataError, UnfitError
 from fst.data.image_decoding import default_threads
-from fst.data.point_files import (
-    BLOCK,
-    BLOCK_POINTS,
-    PointFile,
-    Points,
-    check_trainable,
-    read_points,
-)
+from fst.data.point_files import BLOCK, BLOCK_POINTS, PointFile, Points
 from fst.data.point_samples import PointSamples, StreamedPoints
 from fst.data.samples import Samples, Storage, stays_resident
 from fst.data.source import DataSource, Partition, Recipe, TestSplit, looked_at
@@ -73,7 +67,7 @@ class PointData(DataSource):
     def describe(self, folder: Path | str) -> PointFile:
         """Domain, channels, names and units of the file, given by its path or its folder."""
         folder = Path(folder)
-        return read_points(folder / self.file if folder.is_dir() else folder)
+        return point_files.read_points(folder / self.file if folder.is_dir() else folder)
 
     def labels(self, folder: Path) -> dict[str, list[list[str]]]:
         file = self.describe(folder)
@@ -186,7 +180,7 @@ class PointData(DataSource):
             training = samples - validation - test
             counts = {"training": training, "validation": validation, "test": test}
             partition = Partition.drawn(samples, **counts, seed=self.split_seed)
-        check_trainable(file.path, partition, samples)
+        point_files.check_trainable(file.path, partition, samples)
         return partition
 
 

@@ -18,19 +18,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fst.data import samples
 from fst.data.files import DataError, reading
 from fst.data.images import listed
 from fst.data.point_files import LAYOUT, PointFile, Points
-from fst.data.samples import (
-    Asked,
-    Batch,
-    RunningMoments,
-    Samples,
-    Statistics,
-    Streamed,
-    moments,
-    random_subsets,
-)
+from fst.data.samples import Asked, Batch, RunningMoments, Samples, Statistics, Streamed
 from fst.types import Device, Domain, Observations
 
 # ‖target‖² in float32, in which errors are measured, must leave room above for a first prediction
@@ -157,7 +149,7 @@ class PointSamples(Samples):
         if count is None or count >= self.queried.longest:
             return None
         width = count + self._spare
-        return random_subsets(solutions, width, max(width, self.queried.longest), generator)
+        return samples.random_subsets(solutions, width, max(width, self.queried.longest), generator)
 
     def gather(self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None) -> Batch:
         if chosen is not None and self._spare:
@@ -172,8 +164,8 @@ class PointSamples(Samples):
 
     def statistics(self) -> Statistics:
         """One mean and standard deviation for each channel; 1 for a constant channel."""
-        value_mean, value_std = moments(self.observed.values)
-        output_mean, output_std = moments(self.queried.values)
+        value_mean, value_std = samples.moments(self.observed.values)
+        output_mean, output_std = samples.moments(self.queried.values)
         return Statistics(
             value_mean,
             value_std.where(value_std > 0, 1.0),
