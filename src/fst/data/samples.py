@@ -441,10 +441,8 @@ class GridSamples(Samples):
             return None
         return random_subsets(solutions, count, total, generator)
 
-    def augmentations(
-        self, solutions: int, generator: torch.Generator
-    ) -> Int[Tensor, "b a"] | None:
-        """For each row a uniform move of each kind."""
+    def augmentations(self, solutions: int, generator: torch.Generator) -> Tensor | None:
+        """For each row a uniform move of each kind (b a)."""
         if not self.moves:
             return None
         # A 62-bit number modulo the range: one draw for all, with a bias below 1e-15.
