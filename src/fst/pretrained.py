@@ -66,13 +66,8 @@ def from_json(data: object, kind: type[Config], source: str) -> Config:
 # Sizes beyond these are no model's, and some would take all memory or time before weights are
 # compared with them.
 LARGEST_SIZE = 2**20
-LARGEST = {
-    "refinement_steps": 256,
-    "layers": 256,
-    "predictor_blocks": 256,
-    "points_from_anchors": 2**16,
-    "points_from_sobol": 2**16,
-}
+LARGEST = dict.fromkeys(("refinement_steps", "layers", "predictor_blocks"), 256)
+LARGEST |= dict.fromkeys(("points_from_anchors", "points_from_sobol"), 2**16)
 
 
 def check_sizes(config: object, source: str) -> None:

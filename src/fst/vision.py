@@ -284,19 +284,12 @@ class ImageClassifier(Classifier):
         fourier = FourierFeatures(AXES, config.fourier_bands, config.fourier_spacing)
         self.fourier = fourier
         self.encode_patches = PatchTokens(config.channels, width, fourier, config.grid)
-        self.predict_anchors = AnchorPredictor(
-            GapTokens(
-                width + fourier.size,
-                config.predictor_width,
-                config.predictor_heads,
-                config.predictor_blocks,
-                config.anchors_per_row - 1,
-            ),
-            AdaptiveCoordinates(config.predictor_width, config.rows),
-            LearnedScales(AXES, config.anchors),
-            (config.rows,),
-            HORIZONTAL,
-        )
+        sizes = config.predictor_width, config.predictor_heads, config.predictor_blocks
+        tokens = GapTokens(width + fourier.size, *sizes, config.anchors_per_row - 1)
+        coordinates = AdaptiveCoordinates(config.predictor_width, config.rows)
+        scales = LearnedScales(AXES, config.anchors)
+        rows = (config.rows,)
+        self.predict_anchors = AnchorPredictor(tokens, coordinates, scales, rows, HORIZONTAL)
         self.initial_position = nn.Linear(fourier.size, width, bias=False)  # C_a
         read = DistanceRead(width, heads, config.grid)
         update = EvaluateMixWrite(width, heads, fourier, condition=0)

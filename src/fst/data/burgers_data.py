@@ -34,13 +34,7 @@ from fst.data.samples import (
     index_product,
     subset_indices,
 )
-from fst.data.source import (
-    SPLITS,
-    MadeData,
-    Partition,
-    TestSplit,
-    stored_partition,
-)
+from fst.data.source import SPLITS, MadeData, Partition, TestSplit, stored_partition
 from fst.types import Device, check_fields
 from fst.version import __version__
 
@@ -167,18 +161,13 @@ class BurgersData(MadeData):
         return TestSplit(samples, groups, values=self.value_names, targets=self.target_names)
 
     def _provenance(self, viscosity: float, test: int) -> Provenance:
-        return {
+        settings = ("seed", "training", "validation", "points", "times", "final_time")
+        return {name: getattr(self, name) for name in settings} | {
             "equation": "u_t + (u^2/2)_x = (nu/pi) u_xx, periodic on (0, 1)",
             "initial": "PDEBench: sums of sine modes, some absolute, some windowed",
             "solver": "fst.data.burgers.solve, float64",
             "viscosity": viscosity,
-            "seed": self.seed,
-            "training": self.training,
-            "validation": self.validation,
             "test": test,
-            "points": self.points,
-            "times": self.times,
-            "final_time": self.final_time,
             "version": __version__,
         }
 

@@ -48,11 +48,10 @@ def from_grid(
     ]
     given = [_shaped(name, numbers, (count,)) for name, numbers in (condition or {}).items()]
     conditions = np.stack(given, axis=-1) if given else [None] * count
+    flat = len(points), -1
     samples = [
-        PointSample(
-            points, seen.reshape(len(points), -1), points, asked.reshape(len(points), -1), c
-        )
-        for seen, asked, c in zip(*stacked, conditions, strict=True)
+        PointSample(points, seen.reshape(flat), points, asked.reshape(flat), given)
+        for seen, asked, given in zip(*stacked, conditions, strict=True)
     ]
     return _functions(samples, lines, values, targets, condition or {}, units or {})
 

@@ -136,13 +136,9 @@ def solve_with_report(
     if not forcing.isfinite().all():
         raise ValueError("source must be finite, got NaN or infinite values")
     forcing = forcing.expand(coefficient.shape)[:, 1:-1, 1:-1].contiguous()
-    solution, report = conjugate_gradients(
-        divergence_form(coefficient),
-        inverse_laplacian(coefficient.shape[-1], coefficient.device),
-        forcing,
-        tolerance,
-        max_iterations,
-    )
+    operator = divergence_form(coefficient)
+    inverse = inverse_laplacian(coefficient.shape[-1], coefficient.device)
+    solution, report = conjugate_gradients(operator, inverse, forcing, tolerance, max_iterations)
     reached = report.residual.amax().item() if len(coefficient) else 0.0
     if not reached <= tolerance:
         contrast = (coefficient.amax(dim=(1, 2)) / coefficient.amin(dim=(1, 2))).amax().item()

@@ -132,13 +132,8 @@ class DarcyData(MadeData):
                 'again with reflections; use symmetries "transpose", which needs none'
             )
         rows = partition.training
-        provenance = {
-            **wanted,
-            "rows": "training",
-            "reflections": 4,
-            "split_seed": self.split_seed,
-            "training": self.training,
-        }
+        drawn = {"rows": "training", "split_seed": self.split_seed, "training": self.training}
+        provenance = wanted | drawn | {"reflections": 4}
 
         def produce(first: int, stop: int) -> dict[str, np.ndarray]:
             fields = [

@@ -209,11 +209,7 @@ def decoded(
 
 
 def decode_all(
-    images: LabelledImages,
-    view: View,
-    device: Device,
-    console: Console,
-    threads: int | None = None,
+    images: LabelledImages, view: View, device: Device, console: Console, threads: int | None = None
 ) -> tuple[UInt8[Tensor, "n 3 h w"], LabelledImages, tuple[Skipped, ...]]:
     """All images on the device, the labels of those that are there, and what was left out."""
     pixels = torch.empty(len(images), 3, *view.crop, dtype=torch.uint8, device=device)

@@ -173,7 +173,8 @@ def label(files: ImageFiles, split: str = "") -> LabelledImages:
             rows.append(row)
         else:
             stray.append(files.title(row))
-    names = tuple(sorted(set(classes)))
+    unique, labels = np.unique(np.array(classes, dtype=str), return_inverse=True)
+    names = tuple(unique.tolist())
     if not names:
         what = f"images, but none in a class folder: {listed(stray)}" if stray else "no image"
         raise DataError(f"{files.source}: holds {what}; expected CLASS/*.jpg{_found(files)}")
@@ -182,14 +183,8 @@ def label(files: ImageFiles, split: str = "") -> LabelledImages:
             f"{files.source}: holds one class only, {names[0]!r} ({listed(files.names[:1])}); "
             f"expected a folder for each of at least two classes{_found(files)}"
         )
-    numbers = {name: number for number, name in enumerate(names)}
     problems = *files.problems, *(Skipped(title, "lies in no class folder") for title in stray)
-    return LabelledImages(
-        replace(files, problems=problems),
-        np.array(rows),
-        np.array([numbers[name] for name in classes]),
-        names,
-    )
+    return LabelledImages(replace(files, problems=problems), np.array(rows), labels, names)
 
 
 def require_classes(images: LabelledImages, expected: Sequence[str], of: str) -> None:

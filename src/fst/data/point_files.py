@@ -253,21 +253,15 @@ def read_points(path: Path | str) -> PointFile:
         with blame(path):
             domain = Domain(low, high)
             check_resolution(domain)
-        partition = stored_partition(path, file, samples)
+        splits = stored_partition(path, file, samples)
         labels = {kind: _labels(file, kind) for kind in ("axes", "values", "targets", "condition")}
         for group, (_, channel) in GROUPS.items():
             _check_channels(path, file[group]["positions"], domain.axes)
             _check_channels(path, file[group][channel], len(labels[channel]))
         if labels["condition"]:
             _check_channels(path, file["condition"], len(labels["condition"]), samples)
-        return PointFile(
-            path,
-            domain,
-            **labels,
-            observation_offsets=observed,
-            query_offsets=queried,
-            partition=partition,
-        )
+        axes, values, targets, condition = labels.values()
+        return PointFile(path, domain, axes, values, targets, condition, observed, queried, splits)
 
 
 def _offsets(path: Path, file: h5py.File, group: str) -> Int[np.ndarray, " m"]:

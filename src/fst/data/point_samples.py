@@ -49,16 +49,9 @@ class Ragged:
     longest: int
 
     @classmethod
-    def of(
-        cls,
-        positions: Float[Tensor, "p s"] | Float[np.ndarray, "p s"],
-        values: Float[Tensor, "p v"] | Float[np.ndarray, "p v"],
-        sizes: Int[Tensor, " n"] | Int[np.ndarray, " n"],
-        *,
-        limits: tuple[int, int] | None = None,
-    ) -> Self:
-        """Of `Points`, or of tensors as they are."""
-        positions, values, sizes = map(torch.as_tensor, (positions, values, sizes))
+    def of(cls, *points: Tensor | np.ndarray, limits: tuple[int, int] | None = None) -> Self:
+        """Of the positions, values and sizes of `Points`, or of the same as tensors."""
+        positions, values, sizes = map(torch.as_tensor, points)
         limits = limits or (int(sizes.min()), int(sizes.max()))
         return cls(positions, values, sizes.cumsum(dim=0) - sizes, sizes, *limits)
 
@@ -106,12 +99,8 @@ class PointSamples(Samples):
         check = TargetCheck(file)
         check.see(rows, queried)
         check.finish(learned=learned)
-        return cls(
-            file.domain,
-            Ragged.of(*observed),
-            Ragged.of(*queried),
-            torch.from_numpy(file.conditions(rows)) if file.condition else None,
-        )
+        condition = torch.from_numpy(file.conditions(rows)) if file.condition else None
+        return cls(file.domain, Ragged.of(*observed), Ragged.of(*queried), condition)
 
     def __len__(self) -> int:
         return len(self.queried.sizes)
@@ -166,12 +155,8 @@ class PointSamples(Samples):
         """One mean and standard deviation for each channel; 1 for a constant channel."""
         value_mean, value_std = samples.moments(self.observed.values)
         output_mean, output_std = samples.moments(self.queried.values)
-        return Statistics(
-            value_mean,
-            value_std.where(value_std > 0, 1.0),
-            output_mean,
-            output_std.where(output_std > 0, 1.0),
-        )
+        value_std, output_std = (std.where(std > 0, 1.0) for std in (value_std, output_std))
+        return Statistics(value_mean, value_std, output_mean, output_std)
 
 
 class StreamedPoints(Streamed, Samples):
@@ -182,12 +167,7 @@ class StreamedPoints(Streamed, Samples):
     """
 
     def __init__(
-        self,
-        file: PointFile,
-        rows: Int[np.ndarray, " n"],
-        *,
-        workers: int,
-        device: Device = "cpu",
+        self, file: PointFile, rows: Int[np.ndarray, " n"], *, workers: int, device: Device = "cpu"
     ) -> None:
         self.file = file
         self.rows = rows
