@@ -24,7 +24,7 @@ from rich.console import Console
 from torch import Tensor
 
 from fst.data import burgers, files
-from fst.data.files import DataError, Plan, Produce, Provenance
+from fst.data.files import Plan, Produce, Provenance
 from fst.data.samples import (
     BurgersSamples,
     Samples,
@@ -174,48 +174,36 @@ class BurgersData(MadeData):
     def layout(self, path: Path) -> "TrajectoryFile":
         return open_trajectories(path)
 
-    def opened(self, path: Path, *part: Any) -> tuple["TrajectoryFile", Partition]:
-        """A file of this viscosity on exactly this grid, so that files cannot be mixed."""
+    def rows_of(self, file: "TrajectoryFile", *part: Any) -> Partition:
+        """The first rows of those that a file names, or rows drawn by seed; of a file for this
+        viscosity on exactly this grid, so that files cannot be mixed."""
         viscosity, test = part
-        file = open_trajectories(path)
         if file.grid != self.grid:
-            raise DataError(
-                f"{path}: holds trajectories on a {file.grid} grid (times, cells), "
-                f"expected {self.grid}"
+            raise ValueError(
+                f"holds trajectories on a {file.grid} grid (times, cells), expected {self.grid}"
             )
         times = np.linspace(0, self.final_time, self.times)
         cells = (np.arange(self.points) + 0.5) / self.points
         for name, found, wanted in (("t", file.times, times), ("x", file.cells, cells)):
             if np.abs(found - wanted).max() > _COORDINATE_TOLERANCE * max(1, self.final_time):
-                raise DataError(
-                    f"{path}: {name}-coordinate runs {found[0]:g}, {found[1]:g} to {found[-1]:g}, "
+                raise ValueError(
+                    f"{name}-coordinate runs {found[0]:g}, {found[1]:g} to {found[-1]:g}, "
                     f"expected {wanted[0]:g}, {wanted[1]:g} to {wanted[-1]:g}"
                 )
-        if file.provenance is not None and file.provenance.get("viscosity") != viscosity:
-            raise DataError(
-                f"{path}: was made for viscosity {file.provenance.get('viscosity')}, "
-                f"expected {viscosity}"
-            )
-        return file, self._partition(file, test)
-
-    def _partition(self, file: "TrajectoryFile", test: int) -> Partition:
-        """Which of its rows this recipe uses: the first of those named, or drawn by seed."""
-        wanted = {"training": self.training, "validation": self.validation, "test": test}
+        made_for = viscosity if file.provenance is None else file.provenance.get("viscosity")
+        if made_for != viscosity:
+            raise ValueError(f"was made for viscosity {made_for}, expected {viscosity}")
+        counts = {"training": self.training, "validation": self.validation, "test": test}
         if file.partition is None:
-            if sum(wanted.values()) > file.rows:
-                raise DataError(
-                    f"{file.path}: holds {file.rows} trajectories, "
-                    f"expected at least {sum(wanted.values())}"
-                )
-            return Partition.drawn(file.rows, **wanted, seed=self.split_seed)
-        used = {}
-        for name, count in wanted.items():
-            used[name] = getattr(file.partition, name)[:count]
-            if len(used[name]) < count:
-                raise DataError(
-                    f"{file.path}: holds {len(used[name])} {name} trajectories, "
-                    f"expected at least {count}"
-                )
+            total = sum(counts.values())
+            if total > file.rows:
+                raise ValueError(f"holds {file.rows} trajectories, expected at least {total}")
+            return Partition.drawn(file.rows, **counts, seed=self.split_seed)
+        used = {name: getattr(file.partition, name)[:count] for name, count in counts.items()}
+        for name, rows in used.items():
+            if len(rows) < counts[name]:
+                least = f"expected at least {counts[name]}"
+                raise ValueError(f"holds {len(rows)} {name} trajectories, {least}")
         return Partition(**used)
 
     def _read(
@@ -346,36 +334,34 @@ class TrajectoryFile:
 
 def open_trajectories(path: Path) -> TrajectoryFile:
     """Check a file's layout and read all but its trajectories."""
-    with files.reading_hdf5(path, LAYOUT) as file:
+    with files.reading_hdf5(path, LAYOUT) as file, files.blame(path):
         names = ("tensor", "x-coordinate", "t-coordinate")
         missing = [name for name in names if not isinstance(file.get(name), h5py.Dataset)]
         if missing:
-            raise DataError(f"{path}: has no {', '.join(missing)}; expected {LAYOUT}")
+            raise ValueError(f"has no {', '.join(missing)}; expected {LAYOUT}")
         tensor = file["tensor"]
         if tensor.ndim != 3 or tensor.dtype.kind != "f" or 0 in tensor.shape:
-            raise DataError(
-                f"{path}: tensor must be floating-point of shape (samples, time, space), "
+            raise ValueError(
+                "tensor must be floating-point of shape (samples, time, space), "
                 f"got {tensor.dtype} of shape {tensor.shape}"
             )
         rows, times, cells = tensor.shape
         complete = int(file.attrs.get("complete_rows", rows))
         if complete != rows:
-            raise DataError(f"{path}: is unfinished, {complete} of {rows} trajectories are written")
-        x_coordinate = _axis(path, file["x-coordinate"], (cells,))
-        t_coordinate = _axis(path, file["t-coordinate"], (times, times + 1))[:times]
+            raise ValueError(f"is unfinished, {complete} of {rows} trajectories are written")
+        x_coordinate = _axis(file["x-coordinate"], (cells,))
+        t_coordinate = _axis(file["t-coordinate"], (times, times + 1))[:times]
         partition = stored_partition(path, file, rows)
         provenance = files.read_provenance(path, file.attrs.get(files.STORED))
         return TrajectoryFile(path, rows, t_coordinate, x_coordinate, partition, provenance)
 
 
-def _axis(path: Path, stored: h5py.Dataset, lengths: tuple[int, ...]) -> np.ndarray:
+def _axis(stored: h5py.Dataset, lengths: tuple[int, ...]) -> np.ndarray:
+    name, wanted = stored.name[1:], " or ".join(map(str, lengths))
     if stored.ndim != 1 or stored.dtype.kind != "f" or len(stored) not in lengths:
-        wanted = " or ".join(map(str, lengths))
-        raise DataError(
-            f"{path}: {stored.name[1:]} must hold {wanted} numbers to match tensor, "
-            f"got {stored.dtype} of shape {stored.shape}"
-        )
+        got = f"{stored.dtype} of shape {stored.shape}"
+        raise ValueError(f"{name} must hold {wanted} numbers to match tensor, got {got}")
     axis: np.ndarray = stored[:].astype(np.float64)
     if not np.isfinite(axis).all() or (np.diff(axis) <= 0).any():
-        raise DataError(f"{path}: {stored.name[1:]} must increase and be finite")
+        raise ValueError(f"{name} must increase and be finite")
     return axis

@@ -116,8 +116,8 @@ def _check_trajectories(path: Path) -> Description:
 
 
 def _check_fields(path: Path) -> Description:
-    reflected = path.stem.endswith("_reflected")
-    file = darcy_data.open_fields(path, reflected=reflected)
+    file = darcy_data.open_fields(path)
+    reflected = file.rows is not None
     inputs, solutions = _Ranges(""), _Ranges("")
     for high, block in file.blocks(np.arange(len(file))):
         inputs.see(high.reshape(-1, 1).float().numpy())

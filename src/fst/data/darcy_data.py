@@ -35,6 +35,7 @@ from fst.version import __version__
 
 LAYOUT = "a NeuralOperator .pt file with x (samples, r, r) bool and y (samples, r, r) float32"
 REFLECTED = "a .pt file with x (samples, 4, r, r) bool, y (samples, 4, r, r) float32 and rows"
+ENDING = "_reflected"  # of the names of such files
 _BLOCK_ROWS = 64
 _BATCH = {"cpu": 16, "cuda": 256}
 # Fine-grid samples solved at once for reflections: some 20 float64 arrays of their size.
@@ -96,7 +97,7 @@ class DarcyData(MadeData):
     def _path(self, folder: Path, which: str) -> Path:
         """NeuralOperator's name; that of reflected training samples has an ending."""
         if which == "reflected":
-            return folder / f"darcy_train_{self.resolution}_reflected.pt"
+            return folder / f"darcy_train_{self.resolution}{ENDING}.pt"
         return folder / f"darcy_{which}_{self.resolution}.pt"
 
     def plan(self, path: Path, device: torch.device, *part: Any) -> tuple[Plan, Produce, int]:
@@ -167,7 +168,7 @@ class DarcyData(MadeData):
         if self.symmetries == "transpose":
             return SquareSamples(*(field[:, None] for field in fields)), validation
         path = self._path(folder, "reflected")
-        reflected = open_fields(path, reflected=True)
+        reflected = open_fields(path)
         if reflected.rows is None or not np.array_equal(reflected.rows, partition.training):
             raise DataError(f"{path}: holds other rows than the training split of {train.path}")
         moved = _read(reflected, np.arange(len(reflected)), device)
@@ -201,24 +202,20 @@ class DarcyData(MadeData):
     def layout(self, path: Path) -> "FieldFile":
         return open_fields(path)
 
-    def opened(self, path: Path, *part: Any) -> tuple["FieldFile", Partition]:
+    def rows_of(self, file: "FieldFile", *part: Any) -> Partition:
         if part == ("reflected",):
-            file = open_fields(path, reflected=True)
-            return file, Partition.consecutive(len(file), 0, 0)
-        file = open_fields(path)
-        if file.resolution != self.resolution:
-            raise DataError(
-                f"{path}: holds a {file.resolution} × {file.resolution} grid, "
-                f"expected {self.resolution} × {self.resolution}"
-            )
+            return Partition.consecutive(len(file), 0, 0)
+        found, wanted = file.resolution, self.resolution
+        if found != wanted:
+            raise ValueError(f"holds a {found} × {found} grid, expected {wanted} × {wanted}")
         # A published training file may be longer or shorter than one made here.
         at_least = self.training + self.validation if part == ("train",) else self.test
         if len(file) < at_least:
-            raise DataError(f"{path}: holds {len(file)} samples, expected at least {at_least}")
+            raise ValueError(f"holds {len(file)} samples, expected at least {at_least}")
         if part == ("test",):
-            return file, Partition.consecutive(0, 0, self.test)
+            return Partition.consecutive(0, 0, self.test)
         counts = {"training": self.training, "validation": self.validation, "test": 0}
-        return file, Partition.drawn(len(file), **counts, seed=self.split_seed)
+        return Partition.drawn(len(file), **counts, seed=self.split_seed)
 
     def finish(self, plan: Plan) -> None:
         """Make the `.pt` file of the part, atomically, and remove the part."""
@@ -325,42 +322,41 @@ def _read(file: FieldFile, rows: np.ndarray, device: Device) -> tuple[Tensor, Te
     return coefficients, solutions
 
 
-def open_fields(path: Path, *, reflected: bool = False) -> FieldFile:
+def open_fields(path: Path) -> FieldFile:
     """Check a file's layout, NeuralOperator's or that of reflected samples; map it into memory."""
+    reflected = path.stem.endswith(ENDING)
     layout, axes = (REFLECTED, 4) if reflected else (LAYOUT, 3)
     with files.reading(path, layout):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: expected {layout}, got a {type(content).__name__}")
-    inputs = _tensor(path, content, "x", torch.bool, axes, layout)
-    solutions = _tensor(path, content, "y", torch.float32, axes, layout)
-    if inputs.shape != solutions.shape:
-        raise DataError(
-            f"{path}: x and y must have one shape, "
-            f"got {tuple(inputs.shape)} and {tuple(solutions.shape)}"
-        )
-    rows = _tensor(path, content, "rows", torch.int64, 1, layout) if reflected else None
-    if rows is not None and (len(rows) != len(inputs) or inputs.shape[1] != 4):
-        raise DataError(f"{path}: expected {layout}, got x {tuple(inputs.shape)}")
+    with files.blame(path):
+        if not isinstance(content, dict):
+            raise ValueError(f"expected {layout}, got a {type(content).__name__}")
+        inputs = _tensor(content, "x", torch.bool, axes, layout)
+        solutions = _tensor(content, "y", torch.float32, axes, layout)
+        if inputs.shape != solutions.shape:
+            shapes = f"{tuple(inputs.shape)} and {tuple(solutions.shape)}"
+            raise ValueError(f"x and y must have one shape, got {shapes}")
+        rows = _tensor(content, "rows", torch.int64, 1, layout) if reflected else None
+        if rows is not None and (len(rows) != len(inputs) or inputs.shape[1] != 4):
+            raise ValueError(f"expected {layout}, got x {tuple(inputs.shape)}")
     provenance = files.read_provenance(path, content.get(files.STORED))
     return FieldFile(path, inputs, solutions, rows, provenance)
 
 
 def _tensor(
-    path: Path, content: dict[object, object], key: str, dtype: torch.dtype, axes: int, layout: str
+    content: dict[object, object], key: str, dtype: torch.dtype, axes: int, layout: str
 ) -> Tensor:
     value = content.get(key)
     if not isinstance(value, Tensor):
         keys = ", ".join(map(str, content)) or "nothing"
-        raise DataError(f"{path}: has no tensor {key}, only {keys}; expected {layout}")
+        raise ValueError(f"has no tensor {key}, only {keys}; expected {layout}")
     plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_nested
     if not plain or value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        raise DataError(f"{path}: the numbers of {key} are not all stored; expected {layout}")
-    right_shape = value.ndim == axes and (axes == 1 or value.shape[-1] == value.shape[-2])
+        raise ValueError(f"the numbers of {key} are not all stored; expected {layout}")
+    shape = tuple(value.shape)
+    right_shape = len(shape) == axes and (axes == 1 or shape[-1] == shape[-2])
     if value.dtype != dtype or not right_shape or value.numel() == 0:
-        raise DataError(
-            f"{path}: {key} is {value.dtype} of shape {tuple(value.shape)}; expected {layout}"
-        )
+        raise ValueError(f"{key} is {value.dtype} of shape {shape}; expected {layout}")
     return value
 
 

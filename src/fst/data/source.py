@@ -284,8 +284,13 @@ class MadeData(DataSource):
         is a tuple that ends with the solutions."""
 
     @abstractmethod
+    def rows_of(self, file: Any, *part: Any) -> Partition:
+        """Which rows of a file are used; raise where it is not of this recipe."""
+
     def opened(self, path: Path, *part: Any) -> tuple[Any, Partition]:
-        """A file that was checked to be of this recipe, and which of its rows are used."""
+        file = self.layout(path)
+        with blame(path):
+            return file, self.rows_of(file, *part)
 
     def for_training(self, folder: Path) -> list[tuple[Any, Partition]]:
         """The files that hold training and validation."""
