@@ -239,47 +239,44 @@ def read_points(path: Path | str) -> PointFile:
     with files.reading_hdf5(path, LAYOUT) as file:
         if file.attrs.get("format") != FORMAT:
             raise DataError(f"{path}: has no attribute format = {FORMAT!r}; expected {LAYOUT}")
-        if file.attrs.get("version") != VERSION:
-            raise DataError(
-                f"{path}: has format version {file.attrs.get('version')}, expected {VERSION}"
-            )
-        observed, queried = (_offsets(path, file, group) for group in GROUPS)
-        samples = len(queried) - 1
-        if len(observed) - 1 != samples:
-            raise DataError(
-                f"{path}: observations are of {len(observed) - 1} samples, queries of {samples}"
-            )
+        version = file.attrs.get("version")
+        if version != VERSION:
+            raise DataError(f"{path}: has format version {version}, expected {VERSION}")
         low, high = (tuple(file.attrs[edge].tolist()) for edge in ("low", "high"))
+        labels = {kind: _labels(file, kind) for kind in ("axes", "values", "targets", "condition")}
         with blame(path):
             domain = Domain(low, high)
             check_resolution(domain)
+            observed, queried = (_offsets(file, group) for group in GROUPS)
+            seen, samples = len(observed) - 1, len(queried) - 1
+            if seen != samples:
+                raise ValueError(f"observations are of {seen} samples, queries of {samples}")
+            for group, (_, channel) in GROUPS.items():
+                _check_channels(file[group]["positions"], domain.axes)
+                _check_channels(file[group][channel], len(labels[channel]))
+            if labels["condition"]:
+                _check_channels(file["condition"], len(labels["condition"]), samples)
         splits = stored_partition(path, file, samples)
-        labels = {kind: _labels(file, kind) for kind in ("axes", "values", "targets", "condition")}
-        for group, (_, channel) in GROUPS.items():
-            _check_channels(path, file[group]["positions"], domain.axes)
-            _check_channels(path, file[group][channel], len(labels[channel]))
-        if labels["condition"]:
-            _check_channels(path, file["condition"], len(labels["condition"]), samples)
         axes, values, targets, condition = labels.values()
         return PointFile(path, domain, axes, values, targets, condition, observed, queried, splits)
 
 
-def _offsets(path: Path, file: h5py.File, group: str) -> Int[np.ndarray, " m"]:
+def _offsets(file: h5py.File, group: str) -> Int[np.ndarray, " m"]:
     channel = GROUPS[group][1]
     for name in ("positions", channel, "offsets"):
         if not isinstance(file.get(f"{group}/{name}"), h5py.Dataset):
-            raise DataError(f"{path}: has no {group}/{name}; expected {LAYOUT}")
+            raise ValueError(f"has no {group}/{name}; expected {LAYOUT}")
     stored = file[group]["offsets"]
     offsets: np.ndarray = stored[:]
     points, values = len(file[group]["positions"]), len(file[group][channel])
     right = offsets.ndim == 1 and len(offsets) > 1 and offsets.dtype.kind in "iu"
     if not right or offsets[0] != 0 or (np.diff(offsets) < 1).any() or offsets[-1] != points:
-        raise DataError(
-            f"{path}: {group}/offsets must rise from 0 to the {points} points, at least one a "
-            f"sample, got {stored.dtype} of shape {stored.shape}"
+        raise ValueError(
+            f"{group}/offsets must rise from 0 to the {points} points, at least one a sample, "
+            f"got {stored.dtype} of shape {stored.shape}"
         )
     if points != values:
-        raise DataError(f"{path}: {group} has {points} positions but {values} {channel}")
+        raise ValueError(f"{group} has {points} positions but {values} {channel}")
     return offsets.astype(np.int64)
 
 
@@ -288,14 +285,12 @@ def _labels(file: h5py.File, kind: str) -> tuple[Label, ...]:
     return tuple(Label(str(name), str(unit)) for name, unit in zip(names, units, strict=True))
 
 
-def _check_channels(
-    path: Path, stored: h5py.Dataset, channels: int, rows: int | None = None
-) -> None:
+def _check_channels(stored: h5py.Dataset, channels: int, rows: int | None = None) -> None:
     expected = (len(stored) if rows is None else rows, channels)
     if stored.shape != expected or stored.dtype.kind != "f":
-        raise DataError(
-            f"{path}: {stored.name[1:]} must be floating-point of shape ({rows or 'n'}, "
-            f"{channels}), got {stored.dtype} of shape {stored.shape}"
+        raise ValueError(
+            f"{stored.name[1:]} must be floating-point of shape ({rows or 'n'}, {channels}), "
+            f"got {stored.dtype} of shape {stored.shape}"
         )
 
 
