@@ -95,9 +95,7 @@ class FixedScales(LengthScales):
     def forward(
         self, tokens: Float[Tensor, "b j w"], along: Float[Tensor, "b p j+1"]
     ) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(torch.float32, tokens.dtype)
-        shape = (len(tokens), self.anchors, self.axes)
-        scales = torch.full(shape, INITIAL_SCALE, dtype=dtype, device=tokens.device)
+        scales = along.new_full((len(tokens), self.anchors, self.axes), INITIAL_SCALE)
         return scales, scales
 
 
@@ -230,12 +228,9 @@ def build_predictor(config: FunctionSpaceConfig, inputs: int) -> AnchorPredictor
             scales = LearnedScales(axes, config.anchors)
         case "fixed":
             scales = FixedScales(axes, config.anchors)
-    reads_input = config.coordinates == "adaptive" or config.scales_read_input
-    tokens = (
-        GapTokens(inputs, width, config.predictor_heads, config.predictor_blocks, gaps)
-        if reads_input
-        else NoTokens(gaps)
-    )
+    tokens: nn.Module = NoTokens(gaps)
+    if config.coordinates == "adaptive" or config.scales_read_input:
+        tokens = GapTokens(inputs, width, config.predictor_heads, config.predictor_blocks, gaps)
     return AnchorPredictor(tokens, coordinates, scales, config.rows, config.adaptive_axis)
 
 

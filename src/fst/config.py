@@ -26,10 +26,8 @@ class Config:
         for heads in ("heads", "predictor_heads"):
             width = heads.replace("heads", "width")
             if heads in numbers and numbers[width] % numbers[heads]:
-                raise ValueError(
-                    f"{width} must be a multiple of {heads}, "
-                    f"got {numbers[width]} and {numbers[heads]}"
-                )
+                got = f"{numbers[width]} and {numbers[heads]}"
+                raise ValueError(f"{width} must be a multiple of {heads}, got {got}")
 
 
 @dataclass(frozen=True)

@@ -204,10 +204,8 @@ class Domain:
 
     def edges(self, like: Tensor) -> tuple[Float[Tensor, " s"], Float[Tensor, " s"]]:
         # Filled in place: a copy from the host would wait for the GPU, and cannot be recorded.
-        low, high = (
-            torch.stack([like.new_full((), number) for number in edge])
-            for edge in (self.low, self.high)
-        )
+        ends = self.low, self.high
+        low, high = (torch.stack([like.new_full((), number) for number in end]) for end in ends)
         return low, high
 
     def widened(self, share: float) -> Self:

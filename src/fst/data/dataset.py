@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from fst.data import point_files
 from fst.data.point_data import PointData, settings_for
-from fst.data.point_files import PointFile, PointFunctions, Points, PointSample
+from fst.data.point_files import GROUPS, PointFile, PointFunctions, Points, PointSample
 from fst.data.point_samples import Ragged
 from fst.data.samples import Batch, RunningMoments, Statistics
 from fst.data.source import SPLITS
@@ -135,8 +135,7 @@ class _Listed(PointFile):
 
 def _end_to_end(samples: Sequence[PointSample], group: str) -> Points:
     positions, values = (
-        [np.asarray(getattr(sample, name)) for sample in samples]
-        for name in point_files.GROUPS[group]
+        [np.asarray(getattr(sample, name)) for sample in samples] for name in GROUPS[group]
     )
     sizes = np.array([len(each) for each in positions])
     return Points(np.concatenate(positions), np.concatenate(values), sizes)

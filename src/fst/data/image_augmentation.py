@@ -241,12 +241,8 @@ def erase(
     wide = (columns >= boxes.left[:, None]) & (columns < (boxes.left + boxes.width)[:, None])
     inside = tall[:, None, :, None] & wide[:, None, None, :] & chosen[:, None, None, None]
     shift = (numbers * _NOISE).long()
-    picture = _noise(images.device)
-    noise = picture[
-        :,
-        ((rows + shift[:, :1]) % _NOISE)[:, :, None],
-        ((columns + shift[:, 1:]) % _NOISE)[:, None, :],
-    ]  # 3 b h w
+    down, across = (rows + shift[:, :1]) % _NOISE, (columns + shift[:, 1:]) % _NOISE
+    noise = _noise(images.device)[:, down[:, :, None], across[:, None, :]]  # 3 b h w
     return torch.where(inside, noise.transpose(0, 1), images)
 
 

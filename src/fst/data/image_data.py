@@ -112,10 +112,8 @@ class ImageData(DataSource, ImageAugmentation):
         training, validation = self._hold_out(train)
         if validation is None:
             validation = _val(folder, train)
-        return (
-            self._images(training, device, console, "training", augment),
-            self._images(validation, device, console, "validation"),
-        )
+        learned = self._images(training, device, console, "training", augment)
+        return learned, self._images(validation, device, console, "validation")
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
         """By which the data of a run are known again: the names of the images of each class."""

@@ -258,10 +258,8 @@ class StreamedImages(Streamed, LabelledRows):
                 skipped.append(Skipped(self.images.files.title(file), str(error)))
                 continue
             return changed, int(self.images.labels[candidate]), skipped
-        raise DataError(
-            f"{self.images.files.source}: none of {len(skipped):,} images can be decoded; "
-            f"{skipped[0].name} {skipped[0].reason}"
-        )
+        source, count = self.images.files.source, f"{len(skipped):,}"
+        raise DataError(f"{source}: none of {count} images can be decoded; {skipped[0]}")
 
     def _candidates(self, row: int) -> Iterator[int]:
         """The row, those that follow it in its class (from the start after the end), all others."""
