@@ -95,7 +95,9 @@ class FixedScales(LengthScales):
     def forward(
         self, tokens: Float[Tensor, "b j w"], along: Float[Tensor, "b p j+1"]
     ) -> tuple[Tensor, Tensor]:
-        scales = along.new_full((len(tokens), self.anchors, self.axes), INITIAL_SCALE)
+        dtype = torch.promote_types(torch.float32, tokens.dtype)
+        shape = (len(tokens), self.anchors, self.axes)
+        scales = torch.full(shape, INITIAL_SCALE, dtype=dtype, device=tokens.device)
         return scales, scales
 
 
