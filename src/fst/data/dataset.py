@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from fst.data import point_files
 from fst.data.point_data import PointData, settings_for
-from fst.data.point_files import GROUPS, PointFile, PointFunctions, Points, PointSample
+from fst.data.point_files import PointFile, PointFunctions, Points, PointSample
 from fst.data.point_samples import Ragged
 from fst.data.samples import Batch, RunningMoments, Statistics
 from fst.data.source import SPLITS
@@ -45,6 +45,8 @@ class PointDataset(Dataset[PointSample]):
         """
         check_argument("queries", queries, int | None, least=1)
         self.queries = queries
+        if isinstance(samples, PointFunctions):
+            domain, samples = domain or samples.domain, samples.samples
         self.samples: PointFile
         if isinstance(samples, str | Path):
             if domain is not None or split not in (None, *SPLITS):
@@ -53,17 +55,13 @@ class PointDataset(Dataset[PointSample]):
                     f"test, got domain={domain} and split={split!r}"
                 )
             self.samples = point_files.read_points(samples)
-            rows = np.arange(len(self.samples))
-            if split is not None:
-                rows = getattr(PointData().partition(self.samples), split)
-            self.rows = rows.tolist()
+        elif domain is None or split is not None:
+            raise ValueError("samples need a domain, and have no splits")
         else:
-            if isinstance(samples, PointFunctions):
-                domain, samples = domain or samples.domain, samples.samples
-            if domain is None or split is not None:
-                raise ValueError("samples need a domain, and have no splits")
             self.samples = _Listed.of(samples, domain)
-            self.rows = list(range(len(self.samples)))
+        self.rows = list(range(len(self.samples)))
+        if split is not None:
+            self.rows = getattr(PointData().partition(self.samples), split).tolist()
         if not self.rows:
             raise ValueError("samples must hold at least one sample, got none")
         self.domain = self.samples.domain
@@ -130,15 +128,7 @@ class _Listed(PointFile):
     def _points(
         self, group: str, offsets: np.ndarray, rows: np.ndarray, opened: h5py.File | None
     ) -> Points:
-        return _end_to_end([self.samples[row] for row in rows], group)
-
-
-def _end_to_end(samples: Sequence[PointSample], group: str) -> Points:
-    positions, values = (
-        [np.asarray(getattr(sample, name)) for sample in samples] for name in GROUPS[group]
-    )
-    sizes = np.array([len(each) for each in positions])
-    return Points(np.concatenate(positions), np.concatenate(values), sizes)
+        return Points.of([self.samples[row] for row in rows], group)
 
 
 def collate(samples: Sequence[PointSample]) -> Batch:
@@ -146,9 +136,9 @@ def collate(samples: Sequence[PointSample]) -> Batch:
 
     Padding repeats a sample's first point, so that it is finite and inside the domain.
     """
-    positions, values, mask = Ragged.of(*_end_to_end(samples, "observations")).take()
+    positions, values, mask = Ragged.of(*Points.of(samples, "observations")).take()
     condition = None
     if samples[0].condition is not None:
         condition = torch.from_numpy(np.stack([np.asarray(each.condition) for each in samples]))
     observations = Observations(positions, values, condition, mask)
-    return Batch(observations, *Ragged.of(*_end_to_end(samples, "queries")).take())
+    return Batch(observations, *Ragged.of(*Points.of(samples, "queries")).take())

@@ -97,6 +97,14 @@ class Points(NamedTuple):
     values: Float[np.ndarray, "p v"]
     sizes: Int[np.ndarray, " n"]
 
+    @classmethod
+    def of(cls, samples: Sequence[PointSample], group: str) -> "Points":
+        positions, values = (
+            [np.asarray(getattr(sample, name)) for sample in samples] for name in GROUPS[group]
+        )
+        sizes = np.array([len(each) for each in positions])
+        return cls(np.concatenate(positions), np.concatenate(values), sizes)
+
 
 @dataclass(frozen=True)
 class PointFile:
@@ -414,12 +422,11 @@ def _write(
     for block in _in_blocks(samples):
         first = first or block[0]
         with files.writing(path):
-            for group, (positions, channel) in GROUPS.items():
-                points: list[Any] = [getattr(sample, positions) for sample in block]
-                numbers = [getattr(sample, channel) for sample in block]
-                _append(file, f"{group}/positions", np.concatenate(points))
-                _append(file, f"{group}/{channel}", np.concatenate(numbers))
-                sizes[group] += map(len, points)
+            for group, (_, channel) in GROUPS.items():
+                points = Points.of(block, group)
+                _append(file, f"{group}/positions", points.positions)
+                _append(file, f"{group}/{channel}", points.values)
+                sizes[group] += points.sizes.tolist()
         rest += [(each.condition, each.cells, each.name) for each in block]
     if first is None:
         raise ValueError("samples must hold at least one sample, got none")
