@@ -251,23 +251,17 @@ def _walk(root: Path, folder: Path) -> Iterable[str]:
 
 
 def _open_tars(source: Path, archives: Sequence[Path]) -> TarFiles:
-    names: list[str] = []
-    spans: list[tuple[int, int, int]] = []
+    found: list[tuple[str, int, int, int]] = []
     problems: list[Skipped] = []
     for number, archive in enumerate(archives):
         state = archive.stat()
-        members, found = _index(archive, state.st_mtime_ns, state.st_size)
-        problems += found
-        names += members
-        spans += [(number, *span) for span in members.values()]
-    order = sorted(range(len(names)), key=lambda row: (names[row], spans[row]))
-    return TarFiles(
-        source,
-        tuple(names[row] for row in order),
-        tuple(problems),
-        tuple(archives),
-        np.array([spans[row] for row in order], dtype=np.int64).reshape(-1, 3),
-    )
+        members, wrong = _index(archive, state.st_mtime_ns, state.st_size)
+        problems += wrong
+        found += [(name, number, *span) for name, span in members.items()]
+    found.sort()
+    names = tuple(name for name, *_ in found)
+    spans = np.array([span for _, *span in found], dtype=np.int64).reshape(-1, 3)
+    return TarFiles(source, names, tuple(problems), tuple(archives), spans)
 
 
 @lru_cache(maxsize=64)
