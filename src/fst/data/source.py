@@ -1,8 +1,5 @@
 """A source of data: what a recipe says about its data, and all that commands ask of it.
 
-To add a task, derive from `DataSource` in a file of this folder (or from `MadeData`, where the data
-can be made) and write its recipes; nothing else has to know the new kind.
-
 Training, validation and test are three types, so that one cannot be handed over as another. Which
 rows of a file belong to which split is a `Partition`: named in the file, or drawn by seed. A
 partition whose splits overlap cannot be made.
