@@ -121,16 +121,10 @@ class CUDAGraphModel:
             return work
 
         given = tuple(vars(observations).values())
-        features, condition, *anchors = self._done("refine", prepare, given)
-        return CUDAGraphField(
-            model.domain,
-            Anchors(*anchors),  # type: ignore[arg-type]  # none of them is optional
-            features,  # type: ignore[arg-type]
-            condition,
-            model.decoder,
-            model.standardize_outputs,
-            graphs=self,
-        )
+        found: Any = self._done("refine", prepare, given)
+        features, condition, *anchors = found
+        parts = model.domain, Anchors(*anchors), features, condition
+        return CUDAGraphField(*parts, model.decoder, model.standardize_outputs, graphs=self)
 
     @torch.no_grad()
     def decode(self, field: Field, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q o"]:

@@ -207,21 +207,17 @@ class BurgersData(MadeData):
         return Partition(**used)
 
     def _read(
-        self,
-        opened: list[tuple["TrajectoryFile", Partition]],
-        split: str,
-        counts: tuple[int, int],
-        device: Device,
+        self, opened: list[tuple[Any, Partition]], split: str, grid: tuple[int, int], device: Device
     ) -> BurgersSamples:
         """A split of the given files at a subset of the grid, a block at a time."""
         parts = [(file, getattr(partition, split)) for file, partition in opened]
         rows_of_files = torch.tensor([len(rows) for _, rows in parts])
         total = int(rows_of_files.sum())
-        held = tuple(map(subset_indices, self.grid, counts))
+        held = tuple(map(subset_indices, self.grid, grid))
         observed = boundary_observation_indices(*self.grid)
         times, cells = (each.to(device) for each in held)
         time, cell = observed.to(device).unbind(dim=1)
-        targets = torch.empty(total, *counts, device=device)
+        targets = torch.empty(total, *grid, device=device)
         values = torch.empty(total, len(time), device=device)
         stop = 0
         for (block,) in (block for file, rows in parts for block in file.blocks(rows)):

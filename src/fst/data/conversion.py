@@ -64,10 +64,8 @@ def from_xarray(
     sample: str = "sample",
     condition: Sequence[str] = (),
 ) -> PointFunctions:
-    """Functions on the grid of an xarray `Dataset`, or of a netCDF file, with its units.
-
-    `sample` is the dimension that counts functions; the others are the axes.
-    """
+    """Functions on the grid of an xarray `Dataset`, or of a netCDF file, with its units. `sample`
+    is the dimension that counts functions; the others are the axes."""
     if isinstance(data, str | Path):
         data = read_netcdf(Path(data))
     names = [*values, *targets, *condition]

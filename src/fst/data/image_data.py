@@ -197,15 +197,9 @@ class ImageData(DataSource, ImageAugmentation):
                 f"{listed(skipped)}"
             )
         report(images, skipped, console, purpose)
-        return ResidentImages(
-            pixels,
-            torch.from_numpy(images.labels),
-            images.class_names,
-            images.names,
-            skipped,
-            view=view if learned else None,
-            augmentation=self if augment else None,
-        )
+        given = pixels, torch.from_numpy(images.labels), images.class_names, images.names, skipped
+        central, augmentation = view if learned else None, self if augment else None
+        return ResidentImages(*given, view=central, augmentation=augmentation)
 
     def _fits(self, images: LabelledImages, view: View, device: torch.device) -> bool:
         """Whether to keep a split on the device; an error where it was asked for and cannot be."""

@@ -96,9 +96,8 @@ class ImageBatch:
     labels: Int[Tensor, " b"]
 
     def to(self, device: Device) -> "ImageBatch":
-        return ImageBatch(
-            self.images.to(device, non_blocking=True), self.labels.to(device, non_blocking=True)
-        )
+        images, labels = (x.to(device, non_blocking=True) for x in (self.images, self.labels))
+        return ImageBatch(images, labels)
 
 
 class LabelledRows(Rows):

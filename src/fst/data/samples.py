@@ -355,10 +355,8 @@ def boundary_observation_indices(times: int, points: int) -> Int[Tensor, "n 2"]:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class GridSamples(Samples):
-    """One scalar field per sample on a tensor-product grid, observed at the same points.
-
-    `targets` holds the values at `held`, the kept indices of each axis of the original `grid`.
-    """
+    """One scalar field per sample on a tensor-product grid, observed at the same points. `targets`
+    holds the values at `held`, the kept indices of each axis of the original `grid`."""
 
     value_channels = 1
     output_channels = 1
@@ -453,11 +451,9 @@ class GridSamples(Samples):
     def gather(self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None) -> Batch:
         values, targets = self.numbers(rows, chosen, augmentation)
         queries = self.queries if chosen is None else self.queries[chosen]
-        observations = Observations(
-            self.observed_positions.expand(len(rows), -1, -1),
-            values[..., None],
-            None if self.condition is None else self.condition[rows],
-        )
+        positions = self.observed_positions.expand(len(rows), -1, -1)
+        condition = None if self.condition is None else self.condition[rows]
+        observations = Observations(positions, values[..., None], condition)
         return Batch(observations, queries.expand(len(rows), -1, -1), targets[..., None])
 
     def numbers(
