@@ -136,18 +136,17 @@ def has_split(path: Path, split: str) -> bool:
 
 
 def find_split(path: Path, split: str) -> LabelledImages:
+    expected = _LAYOUTS.format(split=split)
+    near = path.exists() and path.stem.startswith(split)  # the split itself, not what holds it
+    hint = f"; is the folder above it meant, {path.absolute().parent}?" if near else ""
     if not path.is_dir():
         what = "is a file" if path.exists() else "there is no such folder"
-        raise DataError(
-            f"{path}: {what}; expected a folder with {_LAYOUTS.format(split=split)}"
-            f"{_above(path, split)}"
-        )
+        raise DataError(f"{path}: {what}; expected a folder with {expected}{hint}")
     sources = _sources(path, split)
     if not sources:
         there = listed(sorted(entry.name for entry in path.iterdir())) or "nothing"
         raise DataError(
-            f"{path}: holds no {split} images; expected {_LAYOUTS.format(split=split)}; "
-            f"it holds {there}{_above(path, split)}"
+            f"{path}: holds no {split} images; expected {expected}; it holds {there}{hint}"
         )
     kinds = {source.is_dir() for source in sources} | {s.stem == split for s in sources}
     if len(sources) > 1 and len(kinds) > 1:
@@ -220,12 +219,6 @@ def _is_hidden(part: str) -> bool:
     return part.startswith(".") and part not in (".", "..")
 
 
-def _above(path: Path, split: str) -> str:
-    """A hint for who named the split itself, and not what holds it."""
-    near = path.exists() and path.stem.startswith(split)
-    return f"; is the folder above it meant, {path.absolute().parent}?" if near else ""
-
-
 def _open_folder(folder: Path) -> ImageFiles:
     return FolderFiles(folder, tuple(sorted(_walk(folder, folder))), ())
 
@@ -286,8 +279,10 @@ def _index(
                 end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
                 if not (member.isreg() and _is_image(member.name)) or member.issparse():
                     continue
+                # Without what would lead out of the tar; it is only ever a name here.
+                parts = (part for part in member.name.split("/") if part not in ("", ".", ".."))
                 # As in any tar, the last member of a name is the one that counts.
-                members.pop(name := _inside(member.name), None)
+                members.pop(name := "/".join(parts), None)
                 if member.offset_data + member.size <= length:
                     members[name] = member.offset_data, member.size
                 else:
@@ -310,11 +305,6 @@ def _is_compressed(archive: Path) -> bool:
     """Whether a file begins as those of gzip, bzip2, xz and zstd do."""
     with reading(archive, "a tar of images"), archive.open("rb") as file:
         return file.read(6).startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"))
-
-
-def _inside(name: str) -> str:
-    """A member's name without what would lead out of the tar; it is only ever a name here."""
-    return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
 
 
 def _ends(archive: Path, end: int) -> bool:
