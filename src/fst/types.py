@@ -209,10 +209,9 @@ class Domain:
     def widened(self, share: float) -> Self:
         """The box with so much of its lengths added at either end."""
         slack = [share * (high - low) for low, high in zip(self.low, self.high, strict=True)]
-        return type(self)(
-            tuple(low - more for low, more in zip(self.low, slack, strict=True)),
-            tuple(high + more for high, more in zip(self.high, slack, strict=True)),
-        )
+        low = tuple(low - more for low, more in zip(self.low, slack, strict=True))
+        high = tuple(high + more for high, more in zip(self.high, slack, strict=True))
+        return type(self)(low, high)
 
     def to_unit(self, positions: Float[Tensor, "*points s"]) -> Float[Tensor, "*points s"]:
         if self == Domain.unit(self.axes):

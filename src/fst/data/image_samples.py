@@ -32,7 +32,6 @@ from fst.data.samples import Asked, Rows, Streamed
 from fst.types import Device
 
 ImageTransform = Callable[[Image.Image], Tensor]
-Item = tuple[Tensor, int, list[Skipped]]
 _log = logging.getLogger(__name__)
 
 
@@ -245,7 +244,7 @@ class StreamedImages(Streamed, LabelledRows):
         titles = (self.images.files.title(int(row)) for row in self.images.rows)
         return torch.arange(len(self))[torch.tensor([title not in bad for title in titles])]
 
-    def _decoded(self, row: int, seed: int | None) -> Item:
+    def _decoded(self, row: int, seed: int | None) -> tuple[Tensor, int, list[Skipped]]:
         """One image with its label, or another that stands in for it, and what was skipped."""
         skipped: list[Skipped] = []
         for candidate in self._candidates(row):

@@ -289,7 +289,10 @@ def _index(
                     cut.append(Skipped(f"{archive.name}: {name}", "the tar ends inside it"))
         except tarfile.ReadError:
             pass  # the end is missing; that is found and said below
-    if not _ends(archive, end):
+    with archive.open("rb") as file:  # a block of zeros marks the end of a tar
+        file.seek(end)
+        ends = file.read(_BLOCK) == bytes(_BLOCK)
+    if not ends:
         reason = f"ends too early or is damaged after {len(members):,} images: used up to there"
         cut.append(Skipped(archive.name, reason))
     return members, tuple(cut)
@@ -305,13 +308,6 @@ def _is_compressed(archive: Path) -> bool:
     """Whether a file begins as those of gzip, bzip2, xz and zstd do."""
     with reading(archive, "a tar of images"), archive.open("rb") as file:
         return file.read(6).startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"))
-
-
-def _ends(archive: Path, end: int) -> bool:
-    """Whether the mark of a tar's end, a block of zeros, follows its last member."""
-    with archive.open("rb") as file:
-        file.seek(end)
-        return file.read(_BLOCK) == bytes(_BLOCK)
 
 
 def _found(files: ImageFiles) -> str:
