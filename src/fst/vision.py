@@ -208,7 +208,9 @@ class DistanceAttention(Attention):
         """Keys, values and bias: patches and anchors stay where they are."""
         return (*self.keys_values(tokens), self.bias(positions).unsqueeze(1))
 
-    def forward(self, tokens: Tensor, keys_values: Any, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Float[Tensor, "b m d"], keys_values: Any, mask: Tensor | None = None
+    ) -> Float[Tensor, "b m d"]:
         """Every patch is real: there is no mask."""
         keys, values, bias = keys_values
         queries = self.split(self.query(tokens))

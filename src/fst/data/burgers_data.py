@@ -275,7 +275,9 @@ class PeriodicSamples(BurgersSamples):
         observed = self._moved(rows, self.observed, augmentation)
         return observed, self._moved(rows, asked, augmentation)
 
-    def _moved(self, rows: Tensor, where: Tensor, augmentation: Tensor) -> Float[Tensor, "b k"]:
+    def _moved(
+        self, rows: Int[Tensor, " b"], where: Int[Tensor, "*b k 2"], augmentation: Tensor
+    ) -> Float[Tensor, "b k"]:
         """The moved solutions at (time, cell)."""
         shift, reflected = augmentation[:, :1], augmentation[:, 1:]
         time, cell = where.unbind(dim=-1)

@@ -225,7 +225,9 @@ def first_not_finite(rows: np.ndarray) -> int | None:
     return None if finite.all() else int(np.argmin(finite))
 
 
-def check_rows_finite(path: Path, what: str, numbers: np.ndarray, rows: np.ndarray) -> None:
+def check_rows_finite(
+    path: Path, what: str, numbers: np.ndarray, rows: Int[np.ndarray, " n"]
+) -> None:
     """Raise where one of the numbered `rows` holds NaN or infinity; `what` says what a row is."""
     bad = first_not_finite(numbers)
     if bad is not None:

@@ -160,7 +160,9 @@ class ResidentImages(LabelledRows):
     def to(self, device: Device) -> Self:
         return replace(self, pixels=self.pixels.to(device))
 
-    def augmentations(self, solutions: int, generator: torch.Generator) -> Tensor | None:
+    def augmentations(
+        self, solutions: int, generator: torch.Generator
+    ) -> Float[Tensor, "b a"] | None:
         return None if self.augmentation is None else self.augmentation.draw(solutions, generator)
 
     def gather(

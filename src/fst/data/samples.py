@@ -439,8 +439,10 @@ class GridSamples(Samples):
             return None
         return random_subsets(solutions, count, total, generator)
 
-    def augmentations(self, solutions: int, generator: torch.Generator) -> Tensor | None:
-        """For each row a uniform move of each kind (b a)."""
+    def augmentations(
+        self, solutions: int, generator: torch.Generator
+    ) -> Int[Tensor, "b a"] | None:
+        """For each row a uniform move of each kind."""
         if not self.moves:
             return None
         # A 62-bit number modulo the range: one draw for all, with a bias below 1e-15.

@@ -280,7 +280,9 @@ def takes_onednn(tokens: Float[Tensor, "b p d"], layers: Sequence[nn.Module]) ->
     )
 
 
-def onednn_mlp(inputs: Tensor, layers: Sequence[nn.Module]) -> Float[Tensor, "b p o"]:
+def onednn_mlp(
+    inputs: Float[Tensor, "b p i"], layers: Sequence[nn.Module]
+) -> Float[Tensor, "b p o"]:
     """Linear, GELU, linear by what PyTorch's compiler calls on a CPU: the bias needs no copy, GELU
     no memory, and on processors that are not Intel's the products are faster."""
     first, second = (each for each in layers if isinstance(each, nn.Linear))
