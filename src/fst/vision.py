@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name PyTorch users know)
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from fst.anchors import AdaptiveCoordinates, AnchorPredictor, GapTokens, LearnedScales
@@ -209,13 +209,17 @@ class DistanceAttention(Attention):
         return (*self.keys_values(tokens), self.bias(positions).unsqueeze(1))
 
     def forward(
-        self, tokens: Float[Tensor, "b m d"], keys_values: Any, mask: Tensor | None = None
+        self,
+        tokens: Float[Tensor, "b m d"],
+        keys_values: Any,
+        mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b m d"]:
-        """Every patch is real: there is no mask."""
+        del mask  # every patch is real
         keys, values, bias = keys_values
         queries = self.split(self.query(tokens))
-        bias = bias.to(queries.dtype)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
+        mixed = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=bias.to(queries.dtype)
+        )
         return self.output(mixed.transpose(1, 2).flatten(-2))
 
 
@@ -324,15 +328,21 @@ class ImageClassifier(Classifier):
         self.check(images)
         return self._refine(images, draws, record)
 
-    def _refine(self, images: Tensor, draws: PointDraws | None, record: bool = False) -> ImageField:
+    def _refine(
+        self, images: Float[Tensor, "b 3 h w"], draws: PointDraws | None, record: bool = False
+    ) -> ImageField:
         """The walk: encode, place anchors, refine."""
         tokens = self.encode(images)  # b n d
         centres = self.fourier(self.config.grid.centres(images)).expand(len(images), -1, -1)
         anchors = self.predict_anchors(torch.cat((tokens, centres), dim=-1), None)
         features = self.initial_position(self.fourier(anchors.positions))  # b m d
         context = self.layer.precompute(tokens, None, anchors, None)
-        steps = features, *self.layer.refine(features, context, self._points(draws))
-        return ImageField(anchors, steps[-1], steps[1:] if record else ())
+        steps: list[Tensor] = []
+        for features in self.layer.refine(  # noqa: B020 (each step replaces them)
+            features, context, self._points(draws)
+        ):
+            steps.append(features)
+        return ImageField(anchors, features, tuple(steps) if record else ())
 
     def _points(self, draws: PointDraws | None) -> PointDraws:
         """The evaluation points of each step: the model's own unless others are given."""

@@ -6,7 +6,7 @@ the call to the plain module otherwise: in float64, on other devices, in sizes k
 On a GPU the tokens stay in half precision from kernel to kernel, and weights are packed as the
 kernels want them. Refinement steps share their weights, so these are packed once per pass and
 travel with what the steps share; going backward, the gradients of all steps are added up before
-they are unpacked. Methods that replace those of plain modules take the same shapes.
+they are unpacked.
 """
 
 import math
@@ -240,7 +240,12 @@ class FusedAttention(Attention):
             return super().keys_values(context)
         return self._project(context, self.key, self.value)
 
-    def forward(self, tokens: Tensor, keys_values: Any, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Float[Tensor, "b p d"],
+        keys_values: Any,
+        mask: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b p d"]:
         if not isinstance(keys_values, Tensor):
             return super().forward(tokens, keys_values, mask)
         return attend_normed(self, tokens, None, FusedObserved(keys_values, PackedWeights()), mask)
@@ -316,7 +321,8 @@ def residual_feed(
     """x + MLP(LN(x)), in one kernel where there is one for it."""
     parameters = normed_parameters(tokens, norm, layers)
     if parameters is None:
-        return tokens + layers(norm(tokens))
+        tokens = tokens + layers(norm(tokens))
+        return tokens
     ready = packed.of((norm, layers), lambda: feed_forward.normed_layers(*parameters, tokens))
     return feed_forward.feed_forward(tokens, ready, norm.eps)
 
@@ -483,7 +489,9 @@ class FusedEvaluateMixWrite(EvaluateMixWrite):
         term = term_at(self.evaluate, self.fourier, positions, condition, packed)
         return FusedAtAnchors(at_anchors, term, packed)
 
-    def forward(self, z: Tensor, context: Context, points: Points) -> Tensor:
+    def forward(
+        self, z: Float[Tensor, "b m d"], context: Context, points: Points
+    ) -> Float[Tensor, "b m d"]:
         if not isinstance(context.at_anchors, FusedAtAnchors):
             return super().forward(z, context, points)
         blend_at_anchors, term, packed = context.at_anchors
@@ -544,7 +552,12 @@ class FusedDecoder(Decoder):
             return nearest_blend(*given, neighbors, then)
         return super().forward(queries, anchors, features, condition, neighbors)
 
-    def pointwise(self, blended: Tensor, queries: Tensor, condition: Tensor | None) -> Tensor:
+    def pointwise(
+        self,
+        blended: Float[Tensor, "b q d"],
+        queries: Float[Tensor, "b q s"],
+        condition: Float[Tensor, "b c"] | None,
+    ) -> Float[Tensor, "b q o"]:
         if alone_on_cpu(queries):
             return self._in_chunks(blended, queries, condition)
         if not takes_tokens(blended, self.evaluate.second.in_features):
@@ -559,18 +572,32 @@ class FusedDecoder(Decoder):
         ready = feed_forward.output_layers(*parameters, tokens.dtype)
         return feed_forward.output_mlp(tokens, ready, self.norm.eps)
 
-    def _in_chunks(self, blended: Tensor, queries: Tensor, condition: Tensor | None) -> Tensor:
+    def _in_chunks(
+        self,
+        blended: Float[Tensor, "b q d"],
+        queries: Float[Tensor, "b q s"],
+        condition: Float[Tensor, "b c"] | None,
+    ) -> Float[Tensor, "b q o"]:
         """Hidden layers of a few queries at a time stay in a CPU's cache."""
         batch, _, width = blended.shape
         size = queries_at_once(queries, batch * HIDDEN_WIDTHS * width)
         pairs = zip(blended.split(size, dim=1), queries.split(size, dim=1), strict=True)
-        evaluate, feed = self.evaluate, self.feed_forward.feed_forward
-        layers = evaluate.first, evaluate.second, *feed, *self.output
+        layers = (
+            self.evaluate.first,
+            self.evaluate.second,
+            *self.feed_forward.feed_forward,
+            *self.output,
+        )
         way = self._with_onednn if takes_onednn(blended, layers) else super().pointwise
         parts = [way(*pair, condition) for pair in pairs]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _with_onednn(self, blended: Tensor, queries: Tensor, condition: Tensor | None) -> Tensor:
+    def _with_onednn(
+        self,
+        blended: Float[Tensor, "b q d"],
+        queries: Float[Tensor, "b q s"],
+        condition: Float[Tensor, "b c"] | None,
+    ) -> Float[Tensor, "b q o"]:
         """The plain module's equation, each GELU in one pass with its product."""
         inputs = [blended, self.fourier(queries)]
         if condition is not None:
@@ -580,7 +607,12 @@ class FusedDecoder(Decoder):
         tokens = tokens + onednn_mlp(feed.norm(tokens), list(feed.feed_forward))
         return onednn_mlp(self.norm(tokens), list(self.output))
 
-    def queries_at_once(self, queries: Tensor, features: Tensor, neighbors: int | None) -> int:
+    def queries_at_once(
+        self,
+        queries: Float[Tensor, "b q s"],
+        features: Float[Tensor, "b m d"],
+        neighbors: int | None,
+    ) -> int:
         batch, _, width = features.shape
         if alone_on_cpu(queries):
             return REGION  # neighbours among many share their lists of anchors
