@@ -173,7 +173,8 @@ class SelfAttentionBlock(nn.Module):
 
     def forward(self, features: Float[Tensor, "b m d"]) -> Float[Tensor, "b m d"]:
         features = features + self.attention.attend_to_self(self.norm(features))
-        return self.feed_forward(features)
+        updated: Tensor = self.feed_forward(features)
+        return updated
 
 
 class AnchorSelfAttention(nn.Module):
@@ -189,7 +190,8 @@ class AnchorSelfAttention(nn.Module):
     def forward(
         self, z: Float[Tensor, "b m d"], context: Context, points: Points
     ) -> Float[Tensor, "b m d"]:
-        return self.blocks(z)
+        updated: Tensor = self.blocks(z)
+        return updated
 
 
 class ObserveFirstLayer(FunctionSpaceLayer):

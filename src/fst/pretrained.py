@@ -51,7 +51,8 @@ class PretrainedError(ValueError):
 
 
 def to_json(config: object) -> dict[str, Any]:
-    return converter.unstructure(config)
+    values: dict[str, Any] = converter.unstructure(config)
+    return values
 
 
 def from_json(data: object, kind: type[Config], source: str) -> Config:

@@ -128,7 +128,8 @@ class ImageClassifierConfig(PatchConfig):
 def cut(images: Float[Tensor, "b 3 h w"], patch_size: int) -> Float[Tensor, "b n p p 3"]:
     """Non-overlapping patches, row by row."""
     patches = images.unflatten(3, (-1, patch_size)).unflatten(2, (-1, patch_size))  # b 3 r p c p
-    return patches.permute(0, 2, 4, 3, 5, 1).flatten(1, 2).contiguous()
+    flat: Tensor = patches.permute(0, 2, 4, 3, 5, 1).flatten(1, 2).contiguous()
+    return flat
 
 
 class ResidualBlock(nn.Module):
@@ -173,7 +174,8 @@ class PatchEncoder(nn.Module):
         maps = patches.flatten(0, 1).permute(0, 3, 1, 2)  # b*n 3 p p
         maps = self.blocks(F.gelu(self.stem(maps))).permute(0, 2, 3, 1)  # b*n p p c
         pooled = maps.mean(dim=(1, 2)).unflatten(0, patches.shape[:2])
-        return self.project(pooled)  # b n d
+        tokens: Tensor = self.project(pooled)  # b n d
+        return tokens
 
 
 class DistanceBias(nn.Module):
@@ -220,7 +222,8 @@ class DistanceAttention(Attention):
         mixed = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=bias.to(queries.dtype)
         )
-        return self.output(mixed.transpose(1, 2).flatten(-2))
+        attended: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
+        return attended
 
 
 class DistanceRead(Read):
@@ -244,7 +247,8 @@ class PooledHead(nn.Module):
         self.output = nn.Linear(width, outputs)
 
     def forward(self, features: Float[Tensor, "b m d"]) -> Float[Tensor, "b o"]:
-        return self.output(self.norm(features).mean(dim=1))
+        logits: Tensor = self.output(self.norm(features).mean(dim=1))
+        return logits
 
 
 @dataclass(frozen=True)
@@ -272,7 +276,8 @@ class PatchTokens(nn.Module):
 
     def forward(self, patches: Float[Tensor, "b n p p 3"]) -> Float[Tensor, "b n d"]:
         bounds = torch.cat([self.fourier(corner) for corner in self.grid.bounds(patches)], dim=-1)
-        return self.feed_forward(self.encode(patches) + self.place(bounds))
+        tokens: Tensor = self.feed_forward(self.encode(patches) + self.place(bounds))
+        return tokens
 
 
 class ImageClassifier(Classifier):
@@ -316,7 +321,8 @@ class ImageClassifier(Classifier):
         return stream.draw().uniform[0].to(torch.get_default_dtype())
 
     def encode(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b n d"]:
-        return self.encode_patches(cut(self.standardize(images), self.config.patch_size))
+        tokens: Tensor = self.encode_patches(cut(self.standardize(images), self.config.patch_size))
+        return tokens
 
     def represent(
         self,
@@ -355,7 +361,8 @@ class ImageClassifier(Classifier):
     def logits(
         self, images: Float[Tensor, "b 3 h w"], draws: PointDraws | None = None
     ) -> Float[Tensor, "b k"]:
-        return self.head(self._refine(images, draws).features)
+        logits: Tensor = self.head(self._refine(images, draws).features)
+        return logits
 
     def predicting(self) -> list[nn.Parameter]:
         return self.predict_anchors.predicting()

@@ -274,7 +274,8 @@ def _damping(duration: Float[Tensor, "b 1"], cells: int) -> Float[Tensor, "b k"]
 def _filtered(values: Float[Tensor, "b m"], factors: Float[Tensor, "b k"]) -> Float[Tensor, "b m"]:
     spectrum = torch.fft.rfft(values)
     torch.view_as_real(spectrum).mul_(factors[..., None])
-    return torch.fft.irfft(spectrum, n=values.shape[1])
+    refined: Tensor = torch.fft.irfft(spectrum, n=values.shape[1])
+    return refined
 
 
 def _advected(values: Float[Tensor, "b m"], ratio: Float[Tensor, "b 1"]) -> Float[Tensor, "b m"]:

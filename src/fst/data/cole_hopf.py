@@ -174,7 +174,8 @@ def _spectrum(samples: Float[Tensor, "b n"], start: float = 0.0) -> Tensor:
         spectrum[:, -1] /= 2
     # The samples begin at the first cell's centre.
     angles = (start - 0.5 / points) * _frequencies(points, samples)
-    return spectrum * torch.exp(1j * angles)
+    shifted: Tensor = spectrum * torch.exp(1j * angles)
+    return shifted
 
 
 def _resampled(
@@ -191,7 +192,8 @@ def _resampled(
     padded[:, 0] *= 2
     if nodes % 2 == 0 and spectrum.shape[1] == padded.shape[1]:
         padded[:, -1] *= 2
-    return torch.fft.irfft(padded * nodes, n=nodes)
+    values: Tensor = torch.fft.irfft(padded * nodes, n=nodes)
+    return values
 
 
 def _weights(

@@ -91,7 +91,8 @@ def _cosine_sum(modes: Float[Tensor, "... p"], nodes: int) -> Float[Tensor, "...
     """Σ_p modes_p cos(πp i/(nodes−1)) along the last axis, by a fast cosine transform."""
     period = 2 * (nodes - 1)  # at the nodes p and p + period are the same function: fold them
     folded = pad(modes, (0, -modes.shape[-1] % period)).unflatten(-1, (-1, period)).sum(dim=-2)
-    return torch.fft.rfft(folded).real
+    cosines: Tensor = torch.fft.rfft(folded).real
+    return cosines
 
 
 def solve(
@@ -214,7 +215,8 @@ def sine_transform(field: Float[Tensor, "... n"]) -> Float[Tensor, "... n"]:
     """Σ_j field_j sin(π j k / N) for j, k = 1..N−1 along the last axis; twice it is N/2 times 1."""
     size = field.shape[-1]
     spectrum = torch.fft.rfft(pad(field, (1, 0)), n=2 * (size + 1))
-    return -spectrum.imag[..., 1 : size + 1]
+    sines: Tensor = -spectrum.imag[..., 1 : size + 1]
+    return sines
 
 
 def inverse_laplacian(nodes: int, device: torch.device) -> Operator:

@@ -115,7 +115,8 @@ class _Listed(PointFile):
         )
 
     def __getitem__(self, row: int) -> PointSample:
-        return self.samples[row]
+        sample: PointSample = self.samples[row]
+        return sample
 
     def conditions(self, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"]:
         numbers = [self.samples[row].condition if self.condition else () for row in rows]

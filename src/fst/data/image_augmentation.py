@@ -192,7 +192,8 @@ def crop(
 def greyscale(images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b 1 h w"]:
     """Luma of ITU-R 601-2, as Pillow has it."""
     red, green, blue = images.split(1, dim=1)
-    return 0.299 * red + 0.587 * green + 0.114 * blue
+    gray: Tensor = 0.299 * red + 0.587 * green + 0.114 * blue
+    return gray
 
 
 def grey_or_solar(

@@ -137,12 +137,14 @@ class ImageData(DataSource, ImageAugmentation):
         if len(names) != PAPER_CLASSES:
             about = {"evaluation": changed.evaluation.without_paper()}
             changed = replace(changed, **about, paper_parameters=None, paper_error=None)
-        return changed
+        fitted: Recipe = changed
+        return fitted
 
     def shown(self, recipe: Recipe) -> Recipe:
         """Nobody wants to read placeholders for a thousand classes."""
         changed: Any = recipe
-        return replace(changed, model=replace(changed.model, class_names=CLASSES))
+        shorter: Recipe = replace(changed, model=replace(changed.model, class_names=CLASSES))
+        return shorter
 
     def check_changes(self, recipe: Any) -> None:
         if recipe.model.class_names != CLASSES:

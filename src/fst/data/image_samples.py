@@ -84,7 +84,8 @@ class TimmTransform:
         self._std = torch.tensor(IMAGENET_STD)[:, None, None]
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "3 h w"]:
-        return self.transform(image) * self._std + self._mean
+        transformed: Tensor = self.transform(image) * self._std + self._mean
+        return transformed
 
 
 @dataclass(frozen=True)

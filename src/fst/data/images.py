@@ -85,7 +85,8 @@ class TarFiles(ImageFiles):
         archive, offset, size = self.spans[row].tolist()
         with self.archives[archive].open("rb") as file:
             file.seek(offset)
-            return file.read(size)
+            content: bytes = file.read(size)
+            return content
 
     def title(self, row: int) -> str:
         return f"{self.archives[self.spans[row, 0]].name}: {self.names[row]}"

@@ -137,7 +137,8 @@ class PointData(DataSource):
         model, file = changed.model, self.describe(folder)
         decided, default = _decided(file, model), type(model)()
         if all(getattr(model, name) == getattr(default, name) for name in decided):
-            return replace(changed, model=replace(model, **settings_for(model, file)))
+            fitted: Recipe = replace(changed, model=replace(model, **settings_for(model, file)))
+            return fitted
         words = "model.{} cannot be {}: it comes from this file, which has {}"
         _require_same(model, decided, f"{file.path}:", words)
         return recipe

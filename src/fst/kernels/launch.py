@@ -276,7 +276,8 @@ def _on_hopper(tensor: Tensor) -> bool:
 
 
 def processors(device: torch.device) -> int:
-    return _answer(torch.cuda.get_device_properties, device).multi_processor_count
+    count: int = _answer(torch.cuda.get_device_properties, device).multi_processor_count
+    return count
 
 
 def from_module(module: str, function: str, *arguments: Any) -> Callable[[], None]:

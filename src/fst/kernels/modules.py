@@ -150,7 +150,8 @@ def project(
             key, lambda: pack_normed_layers(*given, heads=heads, widened=size)
         )
         joint = projection.normed_linear(tokens, slot, layer, norm.eps)
-    return joint.unflatten(-1, (count, heads, size))
+    separate: Tensor = joint.unflatten(-1, (count, heads, size))
+    return separate
 
 
 def attend(
@@ -293,7 +294,8 @@ def onednn_mlp(
     first, second = (each for each in layers if isinstance(each, nn.Linear))
     linear = torch.ops.mkldnn._linear_pointwise.default
     hidden = linear(inputs, first.weight, first.bias, "gelu", [], "none")
-    return linear(hidden, second.weight, second.bias, "none", [], "")
+    mapped: Tensor = linear(hidden, second.weight, second.bias, "none", [], "")
+    return mapped
 
 
 def normed_parameters(
@@ -568,7 +570,8 @@ class FusedDecoder(Decoder):
         tokens = self.feed_forward(tokens)
         parameters = normed_parameters(tokens, self.norm, self.output)
         if parameters is None or len(parameters[-1]) != 1:
-            return self.output(self.norm(tokens))
+            plain: Tensor = self.output(self.norm(tokens))
+            return plain
         ready = feed_forward.output_layers(*parameters, tokens.dtype)
         return feed_forward.output_mlp(tokens, ready, self.norm.eps)
 
