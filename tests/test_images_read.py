@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from fst.kernels.modules import (
     PackedWeights,
-    attend_to_patches,
+    attend_normed,
     key_channels,
     patch_memory,
     query_channels,
@@ -79,7 +79,7 @@ def attend(
 ) -> Tensor:
     """With the bias as extra channels, as on a GPU."""
     memory = patch_memory(attention, patches, None, positions, PackedWeights())
-    return attend_to_patches(attention, tokens, None, memory)
+    return attend_normed(attention, tokens, None, memory, None)
 
 
 def rms(difference: Tensor) -> float:

@@ -72,10 +72,8 @@ class StaggeredCoordinates(nn.Module):
 
 
 class LearnedCoordinates(nn.Module):
-    """Ours, not the paper's: gaps that are learned, and the same for every input.
-
-    What is gained over even spacing and not lost here does not come from following the input.
-    """
+    """Ours, not the paper's: gaps that are learned, and the same for every input. What is gained
+    over even spacing and not lost here does not come from following the input."""
 
     def __init__(self, rows: int, gaps: int) -> None:
         super().__init__()
@@ -234,12 +232,9 @@ def build_predictor(config: FunctionSpaceConfig, inputs: int) -> AnchorPredictor
             scales = LearnedScales(axes, config.anchors)
         case "fixed":
             scales = FixedScales(axes, config.anchors)
-    reads_input = config.coordinates == "adaptive" or config.scales_read_input
-    tokens = (
-        GapTokens(inputs, width, config.predictor_heads, config.predictor_blocks, gaps)
-        if reads_input
-        else NoTokens(gaps)
-    )
+    tokens: nn.Module = NoTokens(gaps)
+    if config.coordinates == "adaptive" or config.scales_read_input:
+        tokens = GapTokens(inputs, width, config.predictor_heads, config.predictor_blocks, gaps)
     return AnchorPredictor(tokens, coordinates, scales, config.rows, config.adaptive_axis)
 
 

@@ -20,19 +20,14 @@ class Config:
     """The smallest value of each whole number; 1 where it is not named. Seeds may be any."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         numbers = {each.name: getattr(self, each.name) for each in fields(self)}
-        for name, value in numbers.items():
-            smallest = self.least.get(name, 1)
-            if type(value) is int and not name.endswith("seed") and value < smallest:
-                raise ValueError(f"{name} must be at least {smallest}, got {value}")
+        whole = [n for n, value in numbers.items() if type(value) is int and not n.endswith("seed")]
+        check_fields(self, **{name: self.least.get(name, 1) for name in whole})
         for heads in ("heads", "predictor_heads"):
             width = heads.replace("heads", "width")
             if heads in numbers and numbers[width] % numbers[heads]:
-                raise ValueError(
-                    f"{width} must be a multiple of {heads}, "
-                    f"got {numbers[width]} and {numbers[heads]}"
-                )
+                got = f"{numbers[width]} and {numbers[heads]}"
+                raise ValueError(f"{width} must be a multiple of {heads}, got {got}")
 
 
 @dataclass(frozen=True)

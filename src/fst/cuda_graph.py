@@ -15,7 +15,7 @@ change count from the next call on; a model whose layers are replaced by others 
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -38,7 +38,6 @@ Work = Callable[..., Given]
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Where everything of a GPU is captured."""
     return torch.cuda.Stream(device)
 
 
@@ -66,21 +65,6 @@ def _replay(graph: torch.cuda.CUDAGraph, held: object) -> None:
     graph.replay()
 
 
-class Capture:
-    """Some work on tensors of fixed shapes; what it returns belongs to the caller."""
-
-    def __init__(self, work: Work, given: Given) -> None:
-        self._given = _copies(given)
-        self._replay, self._found = capture(work, self._given, _device(given))
-
-    def __call__(self, given: Given) -> Given:
-        for mine, theirs in zip(self._given, given, strict=True):
-            if mine is not None and theirs is not None:
-                mine.copy_(theirs)
-        self._replay()
-        return _copies(self._found)
-
-
 def _copies(tensors: Given) -> Given:
     return tuple(each if each is None else each.clone() for each in tensors)
 
@@ -95,14 +79,12 @@ class CUDAGraphField(Field):
     def __call__(
         self, queries: Float[Tensor, "b q s"], neighbors: int | None = None
     ) -> Float[Tensor, "b q o"]:
-        if self.graphs is None or neighbors is not None or not self._in_one_piece(queries):
+        right = isinstance(queries, Tensor) and queries.ndim == 3  # or the plain call says why not
+        if self.graphs is None or neighbors is not None or not right:
+            return super().__call__(queries, neighbors)
+        if self.decoder.queries_at_once(queries, self.features, None) < queries.shape[1]:
             return super().__call__(queries, neighbors)
         return self.graphs.decode(self, check_queries(queries, self.domain, self.like))
-
-    def _in_one_piece(self, queries: object) -> bool:
-        if not isinstance(queries, Tensor) or queries.ndim != 3:
-            return False  # the plain call says what is wrong
-        return self.decoder.queries_at_once(queries, self.features, None) >= queries.shape[1]
 
 
 class CUDAGraphModel:
@@ -120,7 +102,7 @@ class CUDAGraphModel:
             if tensor is not None
         ]
         self._addresses: tuple[int, ...] = ()
-        self._captures: OrderedDict[Any, Capture | None] = OrderedDict()
+        self._captures: OrderedDict[Any, Callable[[Given], Given] | None] = OrderedDict()
 
     @torch.no_grad()
     def __call__(self, observations: Observations) -> CUDAGraphField:
@@ -128,27 +110,21 @@ class CUDAGraphModel:
         model = self.model
         _require_gpu(model)
         model.check(observations)
-        given = tuple(getattr(observations, each.name) for each in fields(Observations))
 
         def prepare() -> Work:
             draws = model.draws_for(observations)  # once: the same call gives the same answer
 
             def work(*given: Any) -> Given:
                 field = model.represent(Observations(*given), draws)
-                return field.features, field.condition, *_parts(field.unit_anchors)
+                return field.features, field.condition, *vars(field.unit_anchors).values()
 
             return work
 
-        features, condition, *anchors = self._done("refine", prepare, given)
-        return CUDAGraphField(
-            model.domain,
-            Anchors(*anchors),  # type: ignore[arg-type]  # none of them is optional
-            features,  # type: ignore[arg-type]
-            condition,
-            model.decoder,
-            model.standardize_outputs,
-            graphs=self,
-        )
+        given = tuple(vars(observations).values())
+        found: Any = self._done("refine", prepare, given)
+        features, condition, *anchors = found
+        parts = model.domain, Anchors(*anchors), features, condition
+        return CUDAGraphField(*parts, model.decoder, model.standardize_outputs, graphs=self)
 
     @torch.no_grad()
     def decode(self, field: Field, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q o"]:
@@ -163,7 +139,7 @@ class CUDAGraphModel:
             copy = Field(domain, Anchors(*anchors), features, condition, decoder, standardization)
             return (copy.decode(queries),)
 
-        given = field.features, field.condition, *_parts(field.unit_anchors), queries
+        given = field.features, field.condition, *vars(field.unit_anchors).values(), queries
         (values,) = self._done("decode", lambda: work, given)
         assert values is not None
         return values
@@ -184,7 +160,8 @@ class CUDAGraphModel:
 
     def _circumstances(self, given: Given) -> tuple[Any, ...]:
         """All that decides what the work would do."""
-        addresses = tuple(_address(tensors[name]) for tensors, name in self._tensors)
+        held = (tensors[name] for tensors, name in self._tensors)
+        addresses = tuple(0 if tensor is None else tensor.data_ptr() for tensor in held)
         if addresses != self._addresses:  # the old ones mean nothing now
             self._addresses = addresses
             self._captures.clear()
@@ -192,7 +169,8 @@ class CUDAGraphModel:
         precision = _autocast(given), torch.get_float32_matmul_precision()
         return shapes, precision, self.model.training
 
-    def _capture(self, prepare: Callable[[], Work], given: Given) -> Capture:
+    def _capture(self, prepare: Callable[[], Work], given: Given) -> Callable[[Given], Given]:
+        """The work on tensors of these shapes; what it returns belongs to the caller."""
         kind, on, dtype = _autocast(given)
         # Weights that autocast has rounded before would be taken for those of every replay; and
         # tensors made in inference mode could not be written to outside it.
@@ -201,7 +179,17 @@ class CUDAGraphModel:
             torch.no_grad(),
             torch.autocast(kind, dtype, enabled=on, cache_enabled=False),
         ):
-            return Capture(prepare(), given)
+            mine = _copies(given)
+            replay, found = capture(prepare(), mine, _device(given))
+
+        def captured(given: Given) -> Given:
+            for own, theirs in zip(mine, given, strict=True):
+                if own is not None and theirs is not None:
+                    own.copy_(theirs)
+            replay()
+            return _copies(found)
+
+        return captured
 
 
 def _autocast(given: Given) -> tuple[str, bool, torch.dtype]:
@@ -211,14 +199,6 @@ def _autocast(given: Given) -> tuple[str, bool, torch.dtype]:
 
 def _device(given: Given) -> torch.device:
     return next(each.device for each in given if each is not None)
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _parts(anchors: Anchors) -> tuple[Tensor, Tensor, Tensor]:
-    return anchors.positions, anchors.length_scales, anchors.refinement_length_scales
 
 
 def _require_gpu(model: FunctionSpaceTransformer) -> None:

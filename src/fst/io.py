@@ -42,7 +42,6 @@ def sync(path: Path) -> None:
 
 
 def publish(finished: Path, path: Path) -> None:
-    """Give a finished file its final name."""
     with file_errors(path):
         sync(finished)
         finished.replace(path)
@@ -50,7 +49,6 @@ def publish(finished: Path, path: Path) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and force it to the disk."""
     path.write_bytes(data)
     sync(path)
 

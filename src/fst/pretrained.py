@@ -51,7 +51,6 @@ class PretrainedError(ValueError):
 
 
 def to_json(config: object) -> dict[str, Any]:
-    """A configuration as plain JSON values."""
     values: dict[str, Any] = converter.unstructure(config)
     return values
 
@@ -68,13 +67,8 @@ def from_json(data: object, kind: type[Config], source: str) -> Config:
 # Sizes beyond these are no model's, and some would take all memory or time before weights are
 # compared with them.
 LARGEST_SIZE = 2**20
-LARGEST = {
-    "refinement_steps": 256,
-    "layers": 256,
-    "predictor_blocks": 256,
-    "points_from_anchors": 2**16,
-    "points_from_sobol": 2**16,
-}
+LARGEST = dict.fromkeys(("refinement_steps", "layers", "predictor_blocks"), 256)
+LARGEST |= dict.fromkeys(("points_from_anchors", "points_from_sobol"), 2**16)
 
 
 def check_sizes(config: object, source: str) -> None:
@@ -111,10 +105,8 @@ def shipped() -> dict[str, Path]:
 
 
 def find(source: str | Path) -> Path:
-    """A local folder, the folder of a shipped name or, for hf://owner/name, a download.
-
-    A local folder comes before shipped weights of the same name.
-    """
+    """A local folder, the folder of a shipped name or, for hf://owner/name, a download. A local
+    folder comes before shipped weights of the same name."""
     if not isinstance(source, str | Path):
         raise TypeError(f"source must be a folder or {HUB}owner/name, got {type(source).__name__}")
     if str(source).startswith(HUB):

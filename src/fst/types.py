@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+Device = torch.device | str
+
 # Coordinates computed in float32 may leave the domain by rounding; anything beyond is a mistake.
 DOMAIN_TOLERANCE = 1e-5
 # A distance in length scales is squared in float32, which ends at 3e38.
@@ -23,10 +25,8 @@ LARGEST_RATIO = 1e18
 
 
 def check_argument(name: str, value: object, kind: Any, least: int | None = None) -> None:
-    """Raise unless an argument is of a kind, given as an annotation; numbers must be usable.
-
-    A number must be at least `least`, where that is given.
-    """
+    """Raise unless an argument is of a kind, given as an annotation; numbers must be usable. A
+    number must be at least `least`, where that is given."""
     if not _is_kind(value, kind):
         raise TypeError(f"{name} must be {_in_words(kind)}, got {value!r:.80}")
     for number in value if isinstance(value, tuple) else (value,):
@@ -126,32 +126,27 @@ class Observations:
 
     def __post_init__(self) -> None:
         check_tensor("positions", self.positions, "b n s")
-        check_tensor("values", self.values, "b n v")
-        check_alike("values", self.values, "positions", self.positions)
         batch, count = self.positions.shape[:2]
-        if self.values.shape[:2] != (batch, count):
-            raise ValueError(
-                f"values must have shape ({batch}, {count}, v) to match positions, "
-                f"got {tuple(self.values.shape)}"
-            )
         if batch == 0 or count == 0:
             raise ValueError(
                 f"positions must hold at least one observation, got {tuple(self.positions.shape)}"
             )
+        self._check("values", "b n v")
         if self.condition is not None:
-            check_tensor("condition", self.condition, "b c")
-            check_alike("condition", self.condition, "positions", self.positions)
-            if self.condition.shape[0] != batch:
-                raise ValueError(
-                    f"condition must have shape ({batch}, c), got {tuple(self.condition.shape)}"
-                )
+            self._check("condition", "b c")
         if self.mask is not None:
-            check_tensor("mask", self.mask, "b n", dtype=torch.bool)
-            check_alike("mask", self.mask, "positions", self.positions)
-            if self.mask.shape != (batch, count):
-                raise ValueError(
-                    f"mask must have shape ({batch}, {count}), got {tuple(self.mask.shape)}"
-                )
+            self._check("mask", "b n", torch.bool)
+
+    def _check(self, name: str, letters: str, dtype: torch.dtype | None = None) -> None:
+        value, (batch, count, _) = getattr(self, name), self.positions.shape
+        check_tensor(name, value, letters, dtype=dtype)
+        check_alike(name, value, "positions", self.positions)
+        known = (batch, count) if "n" in letters else (batch,)
+        if value.shape[: len(known)] != known:
+            shape = letters.replace("b", str(batch)).replace("n", str(count)).replace(" ", ", ")
+            raise ValueError(
+                f"{name} must have shape ({shape}) to match positions, got {tuple(value.shape)}"
+            )
 
     def to(self, target: torch.device | torch.dtype | str) -> Self:
         """The same observations on another device or in another floating dtype."""
@@ -160,7 +155,6 @@ class Observations:
         return self.each(lambda tensor: tensor if tensor.dtype == kept else tensor.to(target))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same change made to all of the tensors."""
         changed: Any = {n: t if t is None else change(t) for n, t in vars(self).items()}
         return type(self)(**changed)
 
@@ -170,10 +164,8 @@ class Observations:
 
 @dataclass(frozen=True)
 class Anchors:
-    """Where a model stores features, and how far each reaches.
-
-    `length_scales` belong to decoding, `refinement_length_scales` to the refinement steps.
-    """
+    """Where a model stores features, and how far each reaches. `length_scales` belong to decoding,
+    `refinement_length_scales` to the refinement steps."""
 
     positions: Float[Tensor, "b m s"]
     length_scales: Float[Tensor, "b m s"]
@@ -209,21 +201,17 @@ class Domain:
         return len(self.low)
 
     def edges(self, like: Tensor) -> tuple[Float[Tensor, " s"], Float[Tensor, " s"]]:
-        """The lowest and the highest corner."""
         # Filled in place: a copy from the host would wait for the GPU, and cannot be recorded.
-        low, high = (
-            torch.stack([like.new_full((), number) for number in edge])
-            for edge in (self.low, self.high)
-        )
+        ends = self.low, self.high
+        low, high = (torch.stack([like.new_full((), number) for number in end]) for end in ends)
         return low, high
 
     def widened(self, share: float) -> Self:
         """The box with so much of its lengths added at either end."""
         slack = [share * (high - low) for low, high in zip(self.low, self.high, strict=True)]
-        return type(self)(
-            tuple(low - more for low, more in zip(self.low, slack, strict=True)),
-            tuple(high + more for high, more in zip(self.high, slack, strict=True)),
-        )
+        low = tuple(low - more for low, more in zip(self.low, slack, strict=True))
+        high = tuple(high + more for high, more in zip(self.high, slack, strict=True))
+        return type(self)(low, high)
 
     def to_unit(self, positions: Float[Tensor, "*points s"]) -> Float[Tensor, "*points s"]:
         if self == Domain.unit(self.axes):
@@ -283,12 +271,8 @@ def check_queries(queries: object, domain: Domain, like: Tensor) -> Tensor:
 
 def check_neighbors(neighbors: int | None) -> None:
     """Raise unless `neighbors` is None (all anchors) or a whole number of at least one."""
-    if neighbors is None:
-        return
-    if isinstance(neighbors, bool) or not isinstance(neighbors, int):
-        raise TypeError(f"neighbors must be a whole number, got {neighbors!r}")
-    if neighbors < 1:
-        raise ValueError(f"neighbors must be at least 1, got {neighbors}")
+    if neighbors is not None:
+        check_argument("neighbors", neighbors, int, least=1)
 
 
 def check_length_scales(

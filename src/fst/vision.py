@@ -85,10 +85,8 @@ class PatchConfig(Config):
 
 @dataclass(frozen=True)
 class ImageClassifierConfig(PatchConfig):
-    """The Function-Space Transformer as a classifier.
-
-    Anchors stand on `rows` fixed horizontal rows of `anchors_per_row` each and move along them.
-    """
+    """The Function-Space Transformer as a classifier. Anchors stand on `rows` fixed horizontal rows
+    of `anchors_per_row` each and move along them."""
 
     channels: int = 64
     """Of the patch encoder's convolutions."""
@@ -295,19 +293,12 @@ class ImageClassifier(Classifier):
         fourier = FourierFeatures(AXES, config.fourier_bands, config.fourier_spacing)
         self.fourier = fourier
         self.encode_patches = PatchTokens(config.channels, width, fourier, config.grid)
-        self.predict_anchors = AnchorPredictor(
-            GapTokens(
-                width + fourier.size,
-                config.predictor_width,
-                config.predictor_heads,
-                config.predictor_blocks,
-                config.anchors_per_row - 1,
-            ),
-            AdaptiveCoordinates(config.predictor_width, config.rows),
-            LearnedScales(AXES, config.anchors),
-            (config.rows,),
-            HORIZONTAL,
-        )
+        sizes = config.predictor_width, config.predictor_heads, config.predictor_blocks
+        tokens = GapTokens(width + fourier.size, *sizes, config.anchors_per_row - 1)
+        coordinates = AdaptiveCoordinates(config.predictor_width, config.rows)
+        scales = LearnedScales(AXES, config.anchors)
+        rows = (config.rows,)
+        self.predict_anchors = AnchorPredictor(tokens, coordinates, scales, rows, HORIZONTAL)
         self.initial_position = nn.Linear(fourier.size, width, bias=False)  # C_a
         read = DistanceRead(width, heads, config.grid)
         update = EvaluateMixWrite(width, heads, fourier, condition=0)
@@ -330,7 +321,6 @@ class ImageClassifier(Classifier):
         return stream.draw().uniform[0].to(torch.get_default_dtype())
 
     def encode(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b n d"]:
-        """One token per patch."""
         tokens: Tensor = self.encode_patches(cut(self.standardize(images), self.config.patch_size))
         return tokens
 

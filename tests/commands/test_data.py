@@ -64,7 +64,7 @@ def test_check_describes_a_file_and_a_folder(tmp_path, capsys):
     ("changes", "message"),
     [
         ({"viscosity": (-1.0,)}, "viscosities must be positive"),
-        ({"training": 0}, "training must be positive"),
+        ({"training": 0}, "training must be at least 1, got 0"),
         ({"final_time": 0.0}, "final_time must be positive"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"device": "abacus"}, "device must be cpu or cuda, got 'abacus'"),

@@ -387,7 +387,9 @@ def test_a_twentieth_holds_one_of_each_class_that_has_two(tmp_path):
     files |= {f"pear/{number}.png": encoded(picture("pear")) for number in range(2)}
     write_folder(tmp_path / "train", files | {"plum/0.png": encoded(picture("plum"))})
     data = ImageData(image_size=(8, 8), resize=8, held_out=None)
-    assert data.count_held_out(tmp_path) == 2  # a twentieth of 40, and both classes
+    assert (
+        data.count_held_out(find_split(tmp_path, "train")) == 2
+    )  # a twentieth of 40, and both classes
     console = Console(record=True, width=500)
     training, validation = (split.samples for split in data.load(tmp_path, console=console))
     assert validation.labels.tolist() == [0, 1]

@@ -176,7 +176,7 @@ class TestWriterMistakes:
             (changed(positions=[[0.5], [1.0]]), "must have 2 axes, got 1"),
             (changed(queries=[[3.0, 0.0]]), "sample 1: queries must lie in the domain"),
             (changed(targets=[[np.nan]]), "sample 1: queries must be finite"),
-            (changed(targets=[[1.0, 2.0]]), "queries/targets of sample 1 must have 1 channels"),
+            (changed(targets=[[1.0, 2.0]]), "sample 1: queries/targets must have 1 channels"),
             (changed(condition=[1.0]), "sample 1: condition must hold 0 finite numbers"),
             (changed(mask=[False, False]), "must hold at least one point"),
             (changed(mask=[True]), r"mask must be bool of shape \(2,\)"),

@@ -174,9 +174,9 @@ def test_counts_of_the_paper():
         ({"viscosities": ()}, "viscosities must be positive"),
         ({"viscosities": (0.1, -1.0)}, "viscosities must be positive"),
         ({"viscosities": (0.1, 0.1)}, "viscosities must differ"),
-        ({"points": 1}, "points and times must be at least 2"),
-        ({"training": 0}, "training must be positive"),
-        ({"test": -1}, "validation and test not negative"),
+        ({"points": 1}, "points must be at least 2, got 1"),
+        ({"training": 0}, "training must be at least 1, got 0"),
+        ({"test": -1}, "test must be at least 0, got -1"),
         ({"final_time": -1.0}, "final_time must be positive"),
     ],
 )

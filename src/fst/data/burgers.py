@@ -14,7 +14,6 @@ leaves the cell's own by at most either neighbouring difference and the Courant 
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -131,7 +130,10 @@ def solve(
         for part in chosen.nonzero()[:, 0].split(max(1, cells // (points * subcells)))
         if len(part) > 0
     ]
-    with _one_thread():
+    # On a CPU the operations are so short that sharing one costs more than it brings.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
         for subcells, part in parts:
             trajectory = _trajectory(values[part], viscosities[part], moments, subcells)
             for number, state in enumerate(trajectory):
@@ -139,18 +141,9 @@ def solve(
                 done += len(part)
                 if progress is not None:
                     progress(done, total)
-    return solution
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """On a CPU the operations are so short that sharing one costs more than it brings."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
     finally:
         torch.set_num_threads(threads)
+    return solution
 
 
 def _checked(
@@ -209,10 +202,8 @@ def _trajectory(
 
 
 def _subdivided(values: Float[Tensor, "b n"], subcells: int) -> Float[Tensor, "b m"]:
-    """Means over each cell's `subcells` parts of a monotone parabola with the cell's mean.
-
-    Colella and Woodward's: total variation does not grow, and extrema are left flat.
-    """
+    """Means over each cell's `subcells` parts of a monotone parabola with the cell's mean. Colella
+    and Woodward's: total variation does not grow, and extrema are left flat."""
     if subcells == 1:
         return values
     following = values.roll(-1, dims=1)
@@ -273,10 +264,8 @@ def _advance(
 
 
 def _damping(duration: Float[Tensor, "b 1"], cells: int) -> Float[Tensor, "b k"]:
-    """exp(-λ_k τ), λ_k the eigenvalues of minus the second difference quotient.
-
-    Their kernel is positive, which the truncated symbol (2πk)² would not give.
-    """
+    """exp(-λ_k τ), λ_k the eigenvalues of minus the second difference quotient. Their kernel is
+    positive, which the truncated symbol (2πk)² would not give."""
     k = torch.arange(cells // 2 + 1, dtype=duration.dtype, device=duration.device)
     eigenvalues = (2 * cells * torch.sin(k * (math.pi / cells))).square()
     return torch.exp(-eigenvalues * duration)

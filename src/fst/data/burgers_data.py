@@ -23,21 +23,10 @@ from jaxtyping import Float, Int
 from rich.console import Console
 from torch import Tensor
 
-from fst.data import burgers
-from fst.data.files import (
-    STORED,
-    DataError,
-    Plan,
-    Produce,
-    Provenance,
-    check_rows_finite,
-    read_provenance,
-    reading_hdf5,
-    runs,
-)
+from fst.data import burgers, files
+from fst.data.files import Plan, Produce, Provenance
 from fst.data.samples import (
     BurgersSamples,
-    MovedSamples,
     Samples,
     Statistics,
     boundary_observation_indices,
@@ -45,21 +34,15 @@ from fst.data.samples import (
     index_product,
     subset_indices,
 )
-from fst.data.source import (
-    SPLITS,
-    MadeData,
-    Partition,
-    TestSplit,
-    stored_partition,
-)
-from fst.types import check_fields
+from fst.data.source import SPLITS, MadeData, Partition, TestSplit, stored_partition
+from fst.types import Device, check_fields
 from fst.version import __version__
 
 LAYOUT = "a PDEBench HDF5 file with tensor (samples, time, space), x-coordinate and t-coordinate"
 _BLOCK_BYTES = 2**24
 # Coordinates stored in float32, or computed in another order, differ by less than this.
 _COORDINATE_TOLERANCE = 1e-5
-_CPU_BATCH = 32
+_CPU_BATCH = 32  # so that little is lost when it is stopped
 
 
 @dataclass(frozen=True)
@@ -101,16 +84,12 @@ class BurgersData(MadeData):
     """Whether the viscosity is given to the model."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        least = {"training": 1, "validation": 0, "test": 0, "points": 2, "times": 2}
+        check_fields(self, **least, seed=0, split_seed=0)
         if not self.viscosities or any(not nu > 0 for nu in self.viscosities):
             raise ValueError(f"viscosities must be positive numbers, got {self.viscosities}")
         if len(set(self.viscosities)) != len(self.viscosities):
             raise ValueError(f"viscosities must differ, got {self.viscosities}")
-        self.check_counts()
-        if self.points < 2 or self.times < 2:
-            raise ValueError(
-                f"points and times must be at least 2, got {self.points} and {self.times}"
-            )
         if not self.final_time > 0:
             raise ValueError(f"final_time must be positive, got {self.final_time}")
 
@@ -155,126 +134,97 @@ class BurgersData(MadeData):
             solution = burgers.solve(initial.to(device), viscosity, times.to(device))
             return {"tensor": solution.float().cpu().numpy()}
 
-        return plan, produce, self._rows_at_once(device)
-
-    def _rows_at_once(self, device: torch.device) -> int:
-        """On a CPU few, so that little is lost when it is stopped; on a GPU what fits well."""
         if device.type != "cuda":
-            return _CPU_BATCH
+            return plan, produce, _CPU_BATCH
         free, _ = torch.cuda.mem_get_info(device)
         # The solution in float64 and in float32, and as much again for the solver.
-        return max(1, free // (4 * 12 * self.times * self.points))
+        return plan, produce, max(1, free // (4 * 12 * self.times * self.points))
 
     def splits(
         self, folder: Path, device: torch.device, augment: bool, console: Console | None
     ) -> tuple[Samples, Samples]:
-        """Rows of the test split are not read.
-
-        With `augment`, training samples can be shifted and reflected; they then hold the whole
-        grid on the device.
-        """
+        """Rows of the test split are not read. With `augment`, training samples can be shifted and
+        reflected; they then hold the whole grid on the device."""
         opened = self.for_training(folder)
         grid = self.grid if augment else self.supervision_grid or self.grid
-        samples = self._read([(file, rows.training) for file, rows in opened], grid, device)
+        samples = self._read(opened, "training", grid, device)
         if augment:
             samples = PeriodicSamples(samples, self.supervision_grid)
-        validation = [(file, rows.validation) for file, rows in opened]
-        return samples, self._read(validation, self.validation_grid, device)
+        return samples, self._read(opened, "validation", self.validation_grid, device)
 
-    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
+    def load_test(self, folder: Path, device: Device = "cpu") -> TestSplit[Samples]:
         """The test split on the whole grid, grouped by viscosity."""
         opened = self.for_training(folder)
-        samples = self._read([(file, rows.test) for file, rows in opened], self.grid, device)
+        samples = self._read(opened, "test", self.grid, device)
         counted = zip(self.viscosities, opened, strict=True)
         groups = tuple(f"{nu:g}" for nu, (_, rows) in counted for _ in rows.test)
         return TestSplit(samples, groups, values=self.value_names, targets=self.target_names)
 
     def _provenance(self, viscosity: float, test: int) -> Provenance:
-        return {
+        settings = ("seed", "training", "validation", "points", "times", "final_time")
+        return {name: getattr(self, name) for name in settings} | {
             "equation": "u_t + (u^2/2)_x = (nu/pi) u_xx, periodic on (0, 1)",
             "initial": "PDEBench: sums of sine modes, some absolute, some windowed",
             "solver": "fst.data.burgers.solve, float64",
             "viscosity": viscosity,
-            "seed": self.seed,
-            "training": self.training,
-            "validation": self.validation,
             "test": test,
-            "points": self.points,
-            "times": self.times,
-            "final_time": self.final_time,
             "version": __version__,
         }
 
     def layout(self, path: Path) -> "TrajectoryFile":
         return open_trajectories(path)
 
-    def opened(self, path: Path, *part: Any) -> tuple["TrajectoryFile", Partition]:
-        """A file of this viscosity on exactly this grid, so that files cannot be mixed."""
+    def rows_of(self, file: "TrajectoryFile", *part: Any) -> Partition:
+        """The first rows of those that a file names, or rows drawn by seed; of a file for this
+        viscosity on exactly this grid, so that files cannot be mixed."""
         viscosity, test = part
-        file = open_trajectories(path)
         if file.grid != self.grid:
-            raise DataError(
-                f"{path}: holds trajectories on a {file.grid} grid (times, cells), "
-                f"expected {self.grid}"
+            raise ValueError(
+                f"holds trajectories on a {file.grid} grid (times, cells), expected {self.grid}"
             )
         times = np.linspace(0, self.final_time, self.times)
         cells = (np.arange(self.points) + 0.5) / self.points
         for name, found, wanted in (("t", file.times, times), ("x", file.cells, cells)):
             if np.abs(found - wanted).max() > _COORDINATE_TOLERANCE * max(1, self.final_time):
-                raise DataError(
-                    f"{path}: {name}-coordinate runs {found[0]:g}, {found[1]:g} to {found[-1]:g}, "
+                raise ValueError(
+                    f"{name}-coordinate runs {found[0]:g}, {found[1]:g} to {found[-1]:g}, "
                     f"expected {wanted[0]:g}, {wanted[1]:g} to {wanted[-1]:g}"
                 )
-        if file.provenance is not None and file.provenance.get("viscosity") != viscosity:
-            raise DataError(
-                f"{path}: was made for viscosity {file.provenance.get('viscosity')}, "
-                f"expected {viscosity}"
-            )
-        return file, self._partition(file, test)
-
-    def _partition(self, file: "TrajectoryFile", test: int) -> Partition:
-        """Which of its rows this recipe uses: the first of those named, or drawn by seed."""
-        wanted = {"training": self.training, "validation": self.validation, "test": test}
+        made_for = viscosity if file.provenance is None else file.provenance.get("viscosity")
+        if made_for != viscosity:
+            raise ValueError(f"was made for viscosity {made_for}, expected {viscosity}")
+        counts = {"training": self.training, "validation": self.validation, "test": test}
         if file.partition is None:
-            if sum(wanted.values()) > file.rows:
-                raise DataError(
-                    f"{file.path}: holds {file.rows} trajectories, "
-                    f"expected at least {sum(wanted.values())}"
-                )
-            return Partition.drawn(file.rows, **wanted, seed=self.split_seed)
-        used = {}
-        for name, count in wanted.items():
-            used[name] = getattr(file.partition, name)[:count]
-            if len(used[name]) < count:
-                raise DataError(
-                    f"{file.path}: holds {len(used[name])} {name} trajectories, "
-                    f"expected at least {count}"
-                )
+            total = sum(counts.values())
+            if total > file.rows:
+                raise ValueError(f"holds {file.rows} trajectories, expected at least {total}")
+            return Partition.drawn(file.rows, **counts, seed=self.split_seed)
+        used = {name: getattr(file.partition, name)[:count] for name, count in counts.items()}
+        for name, rows in used.items():
+            if len(rows) < counts[name]:
+                least = f"expected at least {counts[name]}"
+                raise ValueError(f"holds {len(rows)} {name} trajectories, {least}")
         return Partition(**used)
 
     def _read(
-        self,
-        parts: list[tuple["TrajectoryFile", np.ndarray]],
-        counts: tuple[int, int],
-        device: torch.device | str,
+        self, opened: list[tuple[Any, Partition]], split: str, grid: tuple[int, int], device: Device
     ) -> BurgersSamples:
-        """The given rows of the given files at a subset of the grid, a block at a time."""
+        """A split of the given files at a subset of the grid, a block at a time."""
+        parts = [(file, getattr(partition, split)) for file, partition in opened]
         rows_of_files = torch.tensor([len(rows) for _, rows in parts])
         total = int(rows_of_files.sum())
-        held = tuple(map(subset_indices, self.grid, counts))
+        held = tuple(map(subset_indices, self.grid, grid))
         observed = boundary_observation_indices(*self.grid)
         times, cells = (each.to(device) for each in held)
         time, cell = observed.to(device).unbind(dim=1)
-        targets = torch.empty(total, *counts, device=device)
+        targets = torch.empty(total, *grid, device=device)
         values = torch.empty(total, len(time), device=device)
-        start = 0
-        for file, rows in parts:
-            for where, block in file.blocks(rows):
-                to = slice(start + where.start, start + where.stop)
-                whole = block.to(device)  # a GPU takes subsets much faster
-                targets[to] = whole[:, times][:, :, cells]
-                values[to] = whole[:, time, cell]
-            start += len(rows)
+        stop = 0
+        for (block,) in (block for file, rows in parts for block in file.blocks(rows)):
+            start, stop = stop, stop + len(block)
+            whole = block.to(device)  # a GPU takes subsets much faster
+            targets[start:stop] = whole[:, times][:, :, cells]
+            values[start:stop] = whole[:, time, cell]
         condition = None
         if self.condition:
             condition = torch.tensor(self.viscosities).repeat_interleave(rows_of_files)[:, None]
@@ -288,7 +238,7 @@ class BurgersData(MadeData):
         )
 
 
-class PeriodicSamples(MovedSamples, BurgersSamples):
+class PeriodicSamples(BurgersSamples):
     """Training samples moved by u(t, x) → u(t, x + s) and u(t, x) → −u(t, −x).
 
     Both map solutions of the periodic equation to solutions. On cell centres a shift by whole cells
@@ -298,6 +248,8 @@ class PeriodicSamples(MovedSamples, BurgersSamples):
     slightly wider distribution.) Every value is one gather from the whole solution, which therefore
     stays on the device.
     """
+
+    augmented = True
 
     def __init__(self, whole: BurgersSamples, supervision: tuple[int, ...] | None = None) -> None:
         if whole.grid_shape != whole.grid:
@@ -311,12 +263,14 @@ class PeriodicSamples(MovedSamples, BurgersSamples):
         self.supervised = index_product(self.held)
         self.observed = boundary_observation_indices(*whole.grid).to(whole.device)
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         return type(self)(self.whole.to(device), self.grid_shape)
 
-    def moved(
-        self, rows: Tensor, chosen: Tensor | None, augmentation: Int[Tensor, "b 2"]
+    def numbers(
+        self, rows: Tensor, chosen: Tensor | None, augmentation: Int[Tensor, "b 2"] | None
     ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
+        if augmentation is None:
+            return super().numbers(rows, chosen, None)
         asked = self.supervised if chosen is None else self.supervised[chosen]
         observed = self._moved(rows, self.observed, augmentation)
         return observed, self._moved(rows, asked, augmentation)
@@ -362,55 +316,50 @@ class TrajectoryFile:
     def grid(self) -> tuple[int, int]:
         return len(self.times), len(self.cells)
 
-    def blocks(self, rows: Int[np.ndarray, " n"]) -> Iterator[tuple[slice, Float[Tensor, "k t x"]]]:
-        """The given sorted rows in order, as (where they go, trajectories), a block at a time.
-
-        The trajectories lie in one buffer that the next block overwrites.
-        """
+    def blocks(self, rows: Int[np.ndarray, " n"]) -> Iterator[tuple[Float[Tensor, "k t x"]]]:
+        """The given sorted rows, some at a time, in one buffer that the next block overwrites."""
         times, cells = self.grid
         size = max(1, _BLOCK_BYTES // (4 * times * cells))
         buffer = np.empty((size, times, cells), dtype=np.float32)
-        with reading_hdf5(self.path, LAYOUT) as file:
+        with files.reading_hdf5(self.path, LAYOUT) as file:
             stored = file["tensor"]
-            for run in runs(rows, size):
+            for run in files.runs(rows, size):
                 first, count = int(rows[run.start]), run.stop - run.start
                 stored.read_direct(buffer, np.s_[first : first + count], np.s_[:count])
-                check_rows_finite(self.path, "trajectory", buffer[:count], rows[run])
-                yield run, torch.from_numpy(buffer[:count])
+                files.check_rows_finite(self.path, "trajectory", buffer[:count], rows[run])
+                yield (torch.from_numpy(buffer[:count]),)
 
 
 def open_trajectories(path: Path) -> TrajectoryFile:
     """Check a file's layout and read all but its trajectories."""
-    with reading_hdf5(path, LAYOUT) as file:
+    with files.reading_hdf5(path, LAYOUT) as file, files.blame(path):
         names = ("tensor", "x-coordinate", "t-coordinate")
         missing = [name for name in names if not isinstance(file.get(name), h5py.Dataset)]
         if missing:
-            raise DataError(f"{path}: has no {', '.join(missing)}; expected {LAYOUT}")
+            raise ValueError(f"has no {', '.join(missing)}; expected {LAYOUT}")
         tensor = file["tensor"]
         if tensor.ndim != 3 or tensor.dtype.kind != "f" or 0 in tensor.shape:
-            raise DataError(
-                f"{path}: tensor must be floating-point of shape (samples, time, space), "
+            raise ValueError(
+                "tensor must be floating-point of shape (samples, time, space), "
                 f"got {tensor.dtype} of shape {tensor.shape}"
             )
         rows, times, cells = tensor.shape
         complete = int(file.attrs.get("complete_rows", rows))
         if complete != rows:
-            raise DataError(f"{path}: is unfinished, {complete} of {rows} trajectories are written")
-        x_coordinate = _axis(path, file["x-coordinate"], (cells,))
-        t_coordinate = _axis(path, file["t-coordinate"], (times, times + 1))[:times]
+            raise ValueError(f"is unfinished, {complete} of {rows} trajectories are written")
+        x_coordinate = _axis(file["x-coordinate"], (cells,))
+        t_coordinate = _axis(file["t-coordinate"], (times, times + 1))[:times]
         partition = stored_partition(path, file, rows)
-        provenance = read_provenance(path, file.attrs.get(STORED))
+        provenance = files.read_provenance(path, file.attrs.get(files.STORED))
         return TrajectoryFile(path, rows, t_coordinate, x_coordinate, partition, provenance)
 
 
-def _axis(path: Path, stored: h5py.Dataset, lengths: tuple[int, ...]) -> np.ndarray:
+def _axis(stored: h5py.Dataset, lengths: tuple[int, ...]) -> np.ndarray:
+    name, wanted = stored.name[1:], " or ".join(map(str, lengths))
     if stored.ndim != 1 or stored.dtype.kind != "f" or len(stored) not in lengths:
-        wanted = " or ".join(map(str, lengths))
-        raise DataError(
-            f"{path}: {stored.name[1:]} must hold {wanted} numbers to match tensor, "
-            f"got {stored.dtype} of shape {stored.shape}"
-        )
+        got = f"{stored.dtype} of shape {stored.shape}"
+        raise ValueError(f"{name} must hold {wanted} numbers to match tensor, got {got}")
     axis: np.ndarray = stored[:].astype(np.float64)
     if not np.isfinite(axis).all() or (np.diff(axis) <= 0).any():
-        raise DataError(f"{path}: {stored.name[1:]} must increase and be finite")
+        raise ValueError(f"{name} must increase and be finite")
     return axis

@@ -12,21 +12,11 @@ import h5py
 import numpy as np
 from jaxtyping import Float
 
-from fst.data import burgers_data, darcy_data, point_files, point_samples
+from fst.data import burgers_data, darcy_data, images, point_files, point_samples
 from fst.data.files import DataError, Provenance, reading_hdf5
 from fst.data.image_data import TRAIN, VAL
 from fst.data.image_decoding import looked_through
-from fst.data.images import (
-    LabelledImages,
-    Skipped,
-    find_images,
-    find_split,
-    has_images,
-    has_split,
-    label,
-    listed,
-    require_classes,
-)
+from fst.data.images import Skipped, listed
 from fst.data.samples import RunningMoments
 from fst.data.source import SPLITS, Partition
 
@@ -70,8 +60,8 @@ def check(path: Path) -> Iterator[Description]:
     """Recognise what a path holds, read all of it, and describe it; or raise a `DataError`."""
     if not path.is_dir():
         return check_images(path) if path.suffix == ".tar" else iter([check_file(path)])
-    images = any(has_split(path, split) for split in (TRAIN, VAL)) or has_images(path)
-    return check_images(path) if images else check_folder(path)
+    split = any(images.has_split(path, name) for name in (TRAIN, VAL))
+    return check_images(path) if split or images.has_images(path) else check_folder(path)
 
 
 def check_file(path: Path) -> Description:
@@ -111,7 +101,7 @@ def check_folder(folder: Path) -> Iterator[Description]:
 def _check_trajectories(path: Path) -> Description:
     file = burgers_data.open_trajectories(path)
     seen = _Ranges("")
-    for _, block in file.blocks(np.arange(file.rows)):
+    for (block,) in file.blocks(np.arange(file.rows)):
         seen.see(block.reshape(-1, 1).numpy())
     times, cells = file.grid
     facts = (
@@ -126,10 +116,10 @@ def _check_trajectories(path: Path) -> Description:
 
 
 def _check_fields(path: Path) -> Description:
-    reflected = path.stem.endswith("_reflected")
-    file = darcy_data.open_fields(path, reflected=reflected)
+    file = darcy_data.open_fields(path)
+    reflected = file.rows is not None
     inputs, solutions = _Ranges(""), _Ranges("")
-    for _, high, block in file.blocks(np.arange(len(file))):
+    for high, block in file.blocks(np.arange(len(file))):
         inputs.see(high.reshape(-1, 1).float().numpy())
         solutions.see(block.reshape(-1, 1).numpy())
     facts = (
@@ -192,29 +182,26 @@ def _sizes(offsets: np.ndarray) -> str:
 
 def check_images(path: Path) -> Iterator[Description]:
     """Read and decode every image; differing classes of two splits are a `DataError` at the end."""
-    splits = [split for split in (TRAIN, VAL) if path.is_dir() and has_split(path, split)]
-    if not splits:
-        yield _check_split(label(find_images(path)))
-        return
-    found = [find_split(path, split) for split in splits]
-    for images in found:
-        yield _check_split(images)
+    names = [name for name in (TRAIN, VAL) if path.is_dir() and images.has_split(path, name)]
+    found = [images.find_split(path, name) for name in names]
+    for split in found or [images.label(images.find_images(path))]:
+        yield _check_split(split)
     if len(found) == 2:
-        require_classes(found[1], found[0].class_names, str(found[0].files.source))
+        images.require_classes(found[1], found[0].class_names, str(found[0].files.source))
 
 
-def _check_split(images: LabelledImages) -> Description:
-    blocks = looked_through(images.files, images.rows, lambda image: image.size)
+def _check_split(split: images.LabelledImages) -> Description:
+    blocks = looked_through(split.files, split.rows, lambda image: image.size)
     seen = [size for block in blocks for size in block]
     sizes = [size for size in seen if not isinstance(size, Skipped)]
-    skipped = [*images.files.problems, *(item for item in seen if isinstance(item, Skipped))]
-    good = set(images.labels[[not isinstance(item, Skipped) for item in seen]].tolist())
-    lost = [name for number, name in enumerate(images.class_names) if number not in good]
-    counts = images.counts
+    skipped = [*split.files.problems, *(item for item in seen if isinstance(item, Skipped))]
+    good = set(split.labels[[not isinstance(item, Skipped) for item in seen]].tolist())
+    lost = [name for number, name in enumerate(split.class_names) if number not in good]
+    counts = split.counts
     bad = listed([f"{item.name} ({item.reason})" for item in skipped])
     facts = [
         ("images", f"{len(sizes):,}"),
-        ("classes", f"{len(images.class_names)}: {listed(images.class_names)}"),
+        ("classes", f"{len(split.class_names)}: {listed(split.class_names)}"),
         ("files a class", f"{counts.min():,} to {counts.max():,}"),
         ("skipped", f"{len(skipped):,}: {bad}" if skipped else "none"),
     ]
@@ -223,4 +210,4 @@ def _check_split(images: LabelledImages) -> Description:
         facts.insert(3, ("sides", f"{low:,} to {high:,} pixels"))
     if lost:
         facts.append(("classes without a good image", listed(lost)))
-    return Description(images.files.source, "images in classes", tuple(facts))
+    return Description(split.files.source, "images in classes", tuple(facts))

@@ -48,7 +48,8 @@ def exact_solution(
     solution = values.new_empty(len(values), len(times), len(where))
     for number, time in enumerate(times.tolist()):
         if time == 0:
-            solution[:, number] = _interpolated(values, where)
+            angles = _frequencies(values.shape[1], values)[:, None] * where
+            solution[:, number] = (_spectrum(values) @ torch.exp(1j * angles)).real
             continue
         nodes = _node_count(samples, diffusivity, time)
         density = _resampled(samples, nodes)
@@ -175,13 +176,6 @@ def _spectrum(samples: Float[Tensor, "b n"], start: float = 0.0) -> Tensor:
     angles = (start - 0.5 / points) * _frequencies(points, samples)
     shifted: Tensor = spectrum * torch.exp(1j * angles)
     return shifted
-
-
-def _interpolated(
-    samples: Float[Tensor, "b n"], positions: Float[Tensor, " q"]
-) -> Float[Tensor, "b q"]:
-    angles = _frequencies(samples.shape[1], samples)[:, None] * positions
-    return (_spectrum(samples) @ torch.exp(1j * angles)).real
 
 
 def _resampled(

@@ -48,11 +48,10 @@ def from_grid(
     ]
     given = [_shaped(name, numbers, (count,)) for name, numbers in (condition or {}).items()]
     conditions = np.stack(given, axis=-1) if given else [None] * count
+    flat = len(points), -1
     samples = [
-        PointSample(
-            points, seen.reshape(len(points), -1), points, asked.reshape(len(points), -1), c
-        )
-        for seen, asked, c in zip(*stacked, conditions, strict=True)
+        PointSample(points, seen.reshape(flat), points, asked.reshape(flat), given)
+        for seen, asked, given in zip(*stacked, conditions, strict=True)
     ]
     return _functions(samples, lines, values, targets, condition or {}, units or {})
 
@@ -65,10 +64,8 @@ def from_xarray(
     sample: str = "sample",
     condition: Sequence[str] = (),
 ) -> PointFunctions:
-    """Functions on the grid of an xarray `Dataset`, or of a netCDF file, with its units.
-
-    `sample` is the dimension that counts functions; the others are the axes.
-    """
+    """Functions on the grid of an xarray `Dataset`, or of a netCDF file, with its units. `sample`
+    is the dimension that counts functions; the others are the axes."""
     if isinstance(data, str | Path):
         data = read_netcdf(Path(data))
     names = [*values, *targets, *condition]
@@ -243,7 +240,6 @@ def _functions(
 
 
 def bounding_box(samples: Sequence[PointSample]) -> Domain:
-    """The smallest box that holds all points."""
     everywhere = [np.asarray(p) for s in samples for p in (s.positions, s.queries) if np.size(p)]
     low = np.min([points.min(axis=0) for points in everywhere], axis=0)
     high = np.max([points.max(axis=0) for points in everywhere], axis=0)
@@ -251,7 +247,6 @@ def bounding_box(samples: Sequence[PointSample]) -> Domain:
 
 
 def read_mesh(path: Path) -> Any:
-    """One mesh, by meshio."""
     meshio = optional_package("meshio", "mesh")
     with reading(path, "a mesh that meshio reads"):
         return meshio.read(path)

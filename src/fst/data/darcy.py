@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fst.types import check_argument
+from fst.types import Device, check_argument
 
 HIGH = 0.36
 LOW = 0.02
@@ -52,7 +52,7 @@ class Report(NamedTuple):
 
 
 def sample_field(
-    count: int, nodes: int, seed: int, *, start: int = 0, device: torch.device | str = "cpu"
+    count: int, nodes: int, seed: int, *, start: int = 0, device: Device = "cpu"
 ) -> Float[Tensor, "count nodes nodes"]:
     """Samples `start` to `start + count` of the Gaussian field g on the nodes i/(nodes−1)."""
     # An axis has two ends.
@@ -68,7 +68,7 @@ def sample_field(
 
 
 def sample_coefficient(
-    count: int, nodes: int, seed: int, *, start: int = 0, device: torch.device | str = "cpu"
+    count: int, nodes: int, seed: int, *, start: int = 0, device: Device = "cpu"
 ) -> Float[Tensor, "count nodes nodes"]:
     """Samples `start` to `start + count` of the coefficient a on the nodes i/(nodes−1), float64."""
     field = sample_field(count, nodes, seed, start=start, device=device)
@@ -137,13 +137,9 @@ def solve_with_report(
     if not forcing.isfinite().all():
         raise ValueError("source must be finite, got NaN or infinite values")
     forcing = forcing.expand(coefficient.shape)[:, 1:-1, 1:-1].contiguous()
-    solution, report = conjugate_gradients(
-        divergence_form(coefficient),
-        inverse_laplacian(coefficient.shape[-1], coefficient.device),
-        forcing,
-        tolerance,
-        max_iterations,
-    )
+    operator = divergence_form(coefficient)
+    inverse = inverse_laplacian(coefficient.shape[-1], coefficient.device)
+    solution, report = conjugate_gradients(operator, inverse, forcing, tolerance, max_iterations)
     reached = report.residual.amax().item() if len(coefficient) else 0.0
     if not reached <= tolerance:
         contrast = (coefficient.amax(dim=(1, 2)) / coefficient.amin(dim=(1, 2))).amax().item()
@@ -191,7 +187,7 @@ def generate(
     *,
     start: int = 0,
     fine: int = 1024,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
 ) -> tuple[Bool[Tensor, "n r r"], Float[Tensor, "n r r"]]:
     """Samples `start` to `start + count` of the data set, on the CPU: inputs and solutions.
 

@@ -25,28 +25,17 @@ from jaxtyping import Bool, Float, Int
 from rich.console import Console
 from torch import Tensor
 
-from fst.data import darcy
-from fst.data.files import (
-    STORED,
-    DataError,
-    Plan,
-    Produce,
-    Provenance,
-    check_rows_finite,
-    provenance_text,
-    read_provenance,
-    reading,
-    reading_hdf5,
-    writing,
-)
-from fst.data.samples import GridSamples, MovedSamples, Samples
+from fst.data import darcy, files
+from fst.data.files import DataError, Plan, Produce, Provenance
+from fst.data.samples import GridSamples, Samples
 from fst.data.source import MadeData, Partition, TestSplit
 from fst.io import publish
-from fst.types import check_fields
+from fst.types import Device, check_fields
 from fst.version import __version__
 
 LAYOUT = "a NeuralOperator .pt file with x (samples, r, r) bool and y (samples, r, r) float32"
 REFLECTED = "a .pt file with x (samples, 4, r, r) bool, y (samples, 4, r, r) float32 and rows"
+ENDING = "_reflected"  # of the names of such files
 _BLOCK_ROWS = 64
 _BATCH = {"cpu": 16, "cuda": 256}
 # Fine-grid samples solved at once for reflections: some 20 float64 arrays of their size.
@@ -89,8 +78,7 @@ class DarcyData(MadeData):
     data made here."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        self.check_counts()
+        check_fields(self, training=1, validation=0, test=0, seed=0, split_seed=0)
         if self.training + self.validation > self.training_file:
             raise ValueError(
                 f"training and validation must fit into training_file = {self.training_file}, "
@@ -109,7 +97,7 @@ class DarcyData(MadeData):
     def _path(self, folder: Path, which: str) -> Path:
         """NeuralOperator's name; that of reflected training samples has an ending."""
         if which == "reflected":
-            return folder / f"darcy_train_{self.resolution}_reflected.pt"
+            return folder / f"darcy_train_{self.resolution}{ENDING}.pt"
         return folder / f"darcy_{which}_{self.resolution}.pt"
 
     def plan(self, path: Path, device: torch.device, *part: Any) -> tuple[Plan, Produce, int]:
@@ -145,13 +133,8 @@ class DarcyData(MadeData):
                 'again with reflections; use symmetries "transpose", which needs none'
             )
         rows = partition.training
-        provenance = {
-            **wanted,
-            "rows": "training",
-            "reflections": 4,
-            "split_seed": self.split_seed,
-            "training": self.training,
-        }
+        drawn = {"rows": "training", "split_seed": self.split_seed, "training": self.training}
+        provenance = wanted | drawn | {"reflections": 4}
 
         def produce(first: int, stop: int) -> dict[str, np.ndarray]:
             fields = [
@@ -185,7 +168,7 @@ class DarcyData(MadeData):
         if self.symmetries == "transpose":
             return SquareSamples(*(field[:, None] for field in fields)), validation
         path = self._path(folder, "reflected")
-        reflected = open_fields(path, reflected=True)
+        reflected = open_fields(path)
         if reflected.rows is None or not np.array_equal(reflected.rows, partition.training):
             raise DataError(f"{path}: holds other rows than the training split of {train.path}")
         moved = _read(reflected, np.arange(len(reflected)), device)
@@ -193,7 +176,7 @@ class DarcyData(MadeData):
             raise DataError(f"{path}: holds reflections of other samples than {train.path}")
         return SquareSamples(*moved), validation
 
-    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Samples]:
+    def load_test(self, folder: Path, device: Device = "cpu") -> TestSplit[Samples]:
         """The first `test` samples of the test file on the whole grid."""
         file, partition = self.opened(self._path(folder, "test"), "test")
         samples = GridSamples.fully_observed(*_read(file, partition.test, device))
@@ -219,28 +202,24 @@ class DarcyData(MadeData):
     def layout(self, path: Path) -> "FieldFile":
         return open_fields(path)
 
-    def opened(self, path: Path, *part: Any) -> tuple["FieldFile", Partition]:
+    def rows_of(self, file: "FieldFile", *part: Any) -> Partition:
         if part == ("reflected",):
-            file = open_fields(path, reflected=True)
-            return file, Partition.consecutive(len(file), 0, 0)
-        file = open_fields(path)
-        if file.resolution != self.resolution:
-            raise DataError(
-                f"{path}: holds a {file.resolution} × {file.resolution} grid, "
-                f"expected {self.resolution} × {self.resolution}"
-            )
+            return Partition.consecutive(len(file), 0, 0)
+        found, wanted = file.resolution, self.resolution
+        if found != wanted:
+            raise ValueError(f"holds a {found} × {found} grid, expected {wanted} × {wanted}")
         # A published training file may be longer or shorter than one made here.
         at_least = self.training + self.validation if part == ("train",) else self.test
         if len(file) < at_least:
-            raise DataError(f"{path}: holds {len(file)} samples, expected at least {at_least}")
+            raise ValueError(f"holds {len(file)} samples, expected at least {at_least}")
         if part == ("test",):
-            return file, Partition.consecutive(0, 0, self.test)
+            return Partition.consecutive(0, 0, self.test)
         counts = {"training": self.training, "validation": self.validation, "test": 0}
-        return file, Partition.drawn(len(file), **counts, seed=self.split_seed)
+        return Partition.drawn(len(file), **counts, seed=self.split_seed)
 
     def finish(self, plan: Plan) -> None:
         """Make the `.pt` file of the part, atomically, and remove the part."""
-        with reading_hdf5(plan.part, "an unfinished file of fst") as file:
+        with files.reading_hdf5(plan.part, "an unfinished file of fst") as file:
             # The part's arrays are contiguous, so they can be mapped and copied, not loaded.
             content: dict[str, object] = {
                 name: torch.from_numpy(
@@ -248,15 +227,15 @@ class DarcyData(MadeData):
                 )
                 for name, stored in file.items()
             }
-        content[STORED] = provenance_text(plan.provenance)
+        content[files.STORED] = files.provenance_text(plan.provenance)
         saving = plan.part.with_name(plan.part.name + ".pt")
-        with writing(plan.path):
+        with files.writing(plan.path):
             torch.save(content, saving)
             publish(saving, plan.path)
             plan.part.unlink()
 
 
-class SquareSamples(MovedSamples):
+class SquareSamples(GridSamples):
     """Training samples moved by the symmetries of the square, under which the equation is the same.
 
     Swapping the axes is exact on any square grid. A reflection is not, if it only reverses the
@@ -268,6 +247,8 @@ class SquareSamples(MovedSamples):
     times, either once (f = 1: two symmetries, identity and swap) or once for each reflection
     (f = 4: all eight, exactly).
     """
+
+    augmented = True
 
     def __init__(
         self, coefficients: Float[Tensor, "n f r r"], solutions: Float[Tensor, "n f r r"]
@@ -286,12 +267,14 @@ class SquareSamples(MovedSamples):
         order = torch.arange(size**2, device=solutions.device).reshape(size, size)
         self.orders = torch.stack([order.flatten(), order.mT.flatten()])
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         return type(self)(self.coefficients.to(device), self.solutions.to(device))
 
-    def moved(
-        self, rows: Tensor, chosen: Tensor | None, augmentation: Int[Tensor, "b 2"]
+    def numbers(
+        self, rows: Tensor, chosen: Tensor | None, augmentation: Int[Tensor, "b 2"] | None
     ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
+        if augmentation is None:
+            return super().numbers(rows, chosen, None)
         reflection, swapped = augmentation[:, :1], augmentation[:, 1]
         order = self.orders[swapped]  # b r²: where each point of the moved field is stored
         asked = order if chosen is None else order.gather(1, chosen)
@@ -318,61 +301,62 @@ class FieldFile:
     def resolution(self) -> int:
         return self.inputs.shape[-1]
 
-    def blocks(self, rows: Int[np.ndarray, " n"]) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """The given rows in order, as (where they go, inputs, solutions), a block at a time."""
+    def blocks(self, rows: Int[np.ndarray, " n"]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and solutions of the given rows in order, some at a time."""
         for start in range(0, len(rows), _BLOCK_ROWS):
             some = rows[start : start + _BLOCK_ROWS]
             inputs, solutions = self.inputs[some], self.solutions[some]
-            check_rows_finite(self.path, "solution", solutions.numpy(), some)
-            yield slice(start, start + len(some)), inputs, solutions
+            files.check_rows_finite(self.path, "solution", solutions.numpy(), some)
+            yield inputs, solutions
 
 
-def _read(file: FieldFile, rows: np.ndarray, device: torch.device | str) -> tuple[Tensor, Tensor]:
+def _read(file: FieldFile, rows: np.ndarray, device: Device) -> tuple[Tensor, Tensor]:
     """Coefficients and solutions of the given rows, a block at a time."""
-    shape = (len(rows), *file.inputs.shape[1:])
-    coefficients = torch.empty(shape, device=device)
-    solutions = torch.empty(shape, device=device)
-    for where, high, block in file.blocks(rows):
-        coefficients[where] = torch.where(high, darcy.HIGH, darcy.LOW).to(device)
-        solutions[where] = block.to(device)
+    shape = len(rows), *file.inputs.shape[1:]
+    coefficients, solutions = (torch.empty(shape, device=device) for _ in range(2))
+    stop = 0
+    for high, block in file.blocks(rows):
+        start, stop = stop, stop + len(block)
+        coefficients[start:stop] = torch.where(high, darcy.HIGH, darcy.LOW).to(device)
+        solutions[start:stop] = block.to(device)
     return coefficients, solutions
 
 
-def open_fields(path: Path, *, reflected: bool = False) -> FieldFile:
+def open_fields(path: Path) -> FieldFile:
     """Check a file's layout, NeuralOperator's or that of reflected samples; map it into memory."""
+    reflected = path.stem.endswith(ENDING)
     layout, axes = (REFLECTED, 4) if reflected else (LAYOUT, 3)
-    with reading(path, layout):
+    with files.reading(path, layout):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: expected {layout}, got a {type(content).__name__}")
-    inputs = _tensor(path, content, "x", torch.bool, axes, layout)
-    solutions = _tensor(path, content, "y", torch.float32, axes, layout)
-    if inputs.shape != solutions.shape:
-        raise DataError(
-            f"{path}: x and y must have one shape, "
-            f"got {tuple(inputs.shape)} and {tuple(solutions.shape)}"
-        )
-    rows = _tensor(path, content, "rows", torch.int64, 1, layout) if reflected else None
-    if rows is not None and (len(rows) != len(inputs) or inputs.shape[1] != 4):
-        raise DataError(f"{path}: expected {layout}, got x {tuple(inputs.shape)}")
-    return FieldFile(path, inputs, solutions, rows, read_provenance(path, content.get(STORED)))
+    with files.blame(path):
+        if not isinstance(content, dict):
+            raise ValueError(f"expected {layout}, got a {type(content).__name__}")
+        inputs = _tensor(content, "x", torch.bool, axes, layout)
+        solutions = _tensor(content, "y", torch.float32, axes, layout)
+        if inputs.shape != solutions.shape:
+            shapes = f"{tuple(inputs.shape)} and {tuple(solutions.shape)}"
+            raise ValueError(f"x and y must have one shape, got {shapes}")
+        rows = _tensor(content, "rows", torch.int64, 1, layout) if reflected else None
+        if rows is not None and (len(rows) != len(inputs) or inputs.shape[1] != 4):
+            raise ValueError(f"expected {layout}, got x {tuple(inputs.shape)}")
+    provenance = files.read_provenance(path, content.get(files.STORED))
+    return FieldFile(path, inputs, solutions, rows, provenance)
 
 
 def _tensor(
-    path: Path, content: dict[object, object], key: str, dtype: torch.dtype, axes: int, layout: str
+    content: dict[object, object], key: str, dtype: torch.dtype, axes: int, layout: str
 ) -> Tensor:
     value = content.get(key)
     if not isinstance(value, Tensor):
         keys = ", ".join(map(str, content)) or "nothing"
-        raise DataError(f"{path}: has no tensor {key}, only {keys}; expected {layout}")
+        raise ValueError(f"has no tensor {key}, only {keys}; expected {layout}")
     plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_nested
     if not plain or value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        raise DataError(f"{path}: the numbers of {key} are not all stored; expected {layout}")
-    right_shape = value.ndim == axes and (axes == 1 or value.shape[-1] == value.shape[-2])
+        raise ValueError(f"the numbers of {key} are not all stored; expected {layout}")
+    shape = tuple(value.shape)
+    right_shape = len(shape) == axes and (axes == 1 or shape[-1] == shape[-2])
     if value.dtype != dtype or not right_shape or value.numel() == 0:
-        raise DataError(
-            f"{path}: {key} is {value.dtype} of shape {tuple(value.shape)}; expected {layout}"
-        )
+        raise ValueError(f"{key} is {value.dtype} of shape {shape}; expected {layout}")
     return value
 
 

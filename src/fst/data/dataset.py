@@ -16,17 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fst.data import point_files
 from fst.data.point_data import PointData, settings_for
-from fst.data.point_files import (
-    GROUPS,
-    Labels,
-    PointFile,
-    PointFunctions,
-    Points,
-    PointSample,
-    checked_samples,
-    read_points,
-)
+from fst.data.point_files import PointFile, PointFunctions, Points, PointSample
 from fst.data.point_samples import Ragged
 from fst.data.samples import Batch, RunningMoments, Statistics
 from fst.data.source import SPLITS
@@ -34,10 +26,8 @@ from fst.types import Domain, Observations, check_argument
 
 
 class PointDataset(Dataset[PointSample]):
-    """Functions by number, and what `fit_statistics` and `fst.build` ask of them.
-
-    With `queries`, every access draws so many of a sample's targets anew, from PyTorch's generator.
-    """
+    """Functions by number, and what `fit_statistics` and `fst.build` ask of them. With `queries`,
+    every access draws so many of a sample's targets anew, from PyTorch's generator."""
 
     def __init__(
         self,
@@ -47,12 +37,12 @@ class PointDataset(Dataset[PointSample]):
         split: str | None = None,
         queries: int | None = None,
     ) -> None:
-        """`domain` goes with samples; a file has its own, and splits: training, validation, test.
-
-        A file that names no splits is split as `fst train` splits it.
-        """
+        """`domain` goes with samples; a file has its own, and splits: training, validation, test. A
+        file that names no splits is split as `fst train` splits it."""
         check_argument("queries", queries, int | None, least=1)
         self.queries = queries
+        if isinstance(samples, PointFunctions):
+            domain, samples = domain or samples.domain, samples.samples
         self.samples: PointFile
         if isinstance(samples, str | Path):
             if domain is not None or split not in (None, *SPLITS):
@@ -60,18 +50,14 @@ class PointDataset(Dataset[PointSample]):
                     "a file has its own domain, and split must be None, training, validation or "
                     f"test, got domain={domain} and split={split!r}"
                 )
-            self.samples = read_points(samples)
-            rows = np.arange(len(self.samples))
-            if split is not None:
-                rows = getattr(PointData().partition(self.samples), split)
-            self.rows = rows.tolist()
+            self.samples = point_files.read_points(samples)
+        elif domain is None or split is not None:
+            raise ValueError("samples need a domain, and have no splits")
         else:
-            if isinstance(samples, PointFunctions):
-                domain, samples = domain or samples.domain, samples.samples
-            if domain is None or split is not None:
-                raise ValueError("samples need a domain, and have no splits")
             self.samples = _Listed.of(samples, domain)
-            self.rows = list(range(len(self.samples)))
+        self.rows = list(range(len(self.samples)))
+        if split is not None:
+            self.rows = getattr(PointData().partition(self.samples), split).tolist()
         if not self.rows:
             raise ValueError("samples must hold at least one sample, got none")
         self.domain = self.samples.domain
@@ -95,7 +81,6 @@ class PointDataset(Dataset[PointSample]):
         return settings_for(model, self.samples)
 
     def statistics(self) -> Statistics:
-        """Mean and standard deviation of each channel, over all observations and all targets."""
         values = RunningMoments(self.value_channels)
         targets = RunningMoments(self.output_channels)
         for rows in self.samples.blocks(np.array(self.rows)):
@@ -116,13 +101,13 @@ class _Listed(PointFile):
 
     @classmethod
     def of(cls, samples: Sequence[PointSample], domain: Domain) -> "_Listed":
-        checked: tuple[Any, ...] = tuple(checked_samples(samples, domain))
+        checked: tuple[Any, ...] = tuple(point_files.checked_samples(samples, domain))
         if not checked:
             raise ValueError("samples must hold at least one sample, got none")
         return cls(
             path=Path("the samples"),
             domain=domain,
-            **Labels().of_samples(checked[0], domain),
+            **point_files.Labels().of_samples(checked[0], domain),
             observation_offsets=np.cumsum([0, *(len(each.positions) for each in checked)]),
             query_offsets=np.cumsum([0, *(len(each.queries) for each in checked)]),
             partition=None,
@@ -140,25 +125,15 @@ class _Listed(PointFile):
     def _points(
         self, group: str, offsets: np.ndarray, rows: np.ndarray, opened: h5py.File | None
     ) -> Points:
-        return _end_to_end([self.samples[row] for row in rows], group)
-
-
-def _end_to_end(samples: Sequence[PointSample], group: str) -> Points:
-    positions, values = (
-        [np.asarray(getattr(sample, name)) for sample in samples] for name in GROUPS[group]
-    )
-    sizes = np.array([len(each) for each in positions])
-    return Points(np.concatenate(positions), np.concatenate(values), sizes)
+        return Points.of([self.samples[row] for row in rows], group)
 
 
 def collate(samples: Sequence[PointSample]) -> Batch:
-    """A batch, padded to its longest sample; masks where samples differ in length.
-
-    Padding repeats a sample's first point, so that it is finite and inside the domain.
-    """
-    positions, values, mask = Ragged.of(*_end_to_end(samples, "observations")).take()
+    """A batch, padded to its longest sample; masks where samples differ in length. Padding repeats
+    a sample's first point, so that it is finite and inside the domain."""
+    positions, values, mask = Ragged.of(*Points.of(samples, "observations")).take()
     condition = None
     if samples[0].condition is not None:
         condition = torch.from_numpy(np.stack([np.asarray(each.condition) for each in samples]))
     observations = Observations(positions, values, condition, mask)
-    return Batch(observations, *Ragged.of(*_end_to_end(samples, "queries")).take())
+    return Batch(observations, *Ragged.of(*Points.of(samples, "queries")).take())

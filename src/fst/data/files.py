@@ -68,10 +68,8 @@ def blame(source: Path | str) -> Iterator[None]:
 
 @contextmanager
 def reading_hdf5(path: Path, expected: str) -> Iterator[h5py.File]:
-    """An HDF5 file to read, if all that it holds lies in it.
-
-    HDF5 would follow links to other files, and read data from any file that a given one names.
-    """
+    """An HDF5 file to read, if all that it holds lies in it. HDF5 would follow links to other
+    files, and read data from any file that a given one names."""
     with reading(path, expected):
         if path.exists() and not path.is_file():  # a pipe would be waited for without end
             raise DataError(f"{path}: is not a regular file; expected {expected}")
@@ -107,10 +105,8 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing_hdf5(part: Path, path: Path, mode: str) -> Iterator[h5py.File]:
-    """The HDF5 file `part` of `path`; HDF5 locks it, so a second writer is turned away.
-
-    Only what fails in opening and closing it is blamed on the file, not the body.
-    """
+    """The HDF5 file `part` of `path`; HDF5 locks it, so a second writer is turned away. Only what
+    fails in opening and closing it is blamed on the file, not the body."""
     with writing(path):
         file = h5py.File(part, mode)
     try:
@@ -131,16 +127,13 @@ def _first_line(error: Exception) -> str:
 
 
 def part_of(path: Path) -> Path:
-    """What an unfinished file is called."""
     return path.with_name(path.name + ".part")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A file to be made: its rows, the arrays stored beside them, and its provenance.
-
-    A column is the type of one of its rows, such as `np.dtype(("float32", (201, 1024)))`.
-    """
+    """A file to be made: its rows, the arrays stored beside them, and its provenance. A column is
+    the type of one of its rows, such as `np.dtype(("float32", (201, 1024)))`."""
 
     path: Path
     provenance: Provenance
@@ -176,9 +169,20 @@ def write_rows(
         for start in range(done, plan.rows, batch_size):
             stop = min(start + batch_size, plan.rows)
             block = produce(start, stop)
-            _check_finite(plan, block, start)
+            for name, rows in block.items():
+                bad = first_not_finite(rows)
+                if bad is not None:
+                    raise DataError(
+                        f"{plan.path}: the solver gave NaN or infinity for row {start + bad} of "
+                        f"{name}; nothing of this block was written"
+                    )
             with writing(plan.path):
-                _append(file, block, start, stop)
+                for name, rows in block.items():
+                    file[name][start:stop] = rows
+                file.flush()
+                sync(plan.part)
+                file.attrs.modify("complete_rows", np.int64(stop))
+                file.flush()
             progress.advance(task, stop - start)
     return plan.part
 
@@ -186,23 +190,14 @@ def write_rows(
 def settle_existing(
     path: Path, provenance: Provenance, existing: Provenance | None, *, force: bool
 ) -> bool:
-    """What to do about a file that is there: True keeps it, False lets it be replaced.
-
-    A file of the same provenance is what was asked for. Any other is somebody's data.
-    """
-    if force:
-        return False
-    if existing == provenance:
-        return True
-    if existing is None:
-        raise DataError(
-            f"{path}: exists and names no provenance; use --force (in Python force=True) to "
-            "replace it"
-        )
-    raise DataError(
-        f"{path}: exists and is of another provenance ({_difference(existing, provenance)}); "
-        "use --force to replace it"
-    )
+    """What to do about a file that is there: True keeps it, False lets it be replaced. A file of
+    the same provenance is what was asked for. Any other is somebody's data."""
+    if force or existing == provenance:
+        return not force
+    what = "names no provenance"
+    if existing is not None:
+        what = f"is of another provenance ({_difference(existing, provenance)})"
+    raise DataError(f"{path}: exists and {what}; use --force (in Python force=True) to replace it")
 
 
 def read_provenance(path: Path, text: object) -> Provenance | None:
@@ -223,11 +218,8 @@ def provenance_text(provenance: Provenance) -> str:
 
 
 def first_not_finite(rows: np.ndarray) -> int | None:
-    """The first row that holds NaN or infinity, if any."""
-    if rows.dtype.kind != "f":
-        return None
     # A float64 sum of float32 numbers is finite exactly when they all are; it is the cheap test.
-    if np.isfinite(rows.sum(dtype=np.float64)):
+    if rows.dtype.kind != "f" or np.isfinite(rows.sum(dtype=np.float64)):
         return None
     finite = np.isfinite(rows.reshape(len(rows), -1)).all(axis=1)
     return None if finite.all() else int(np.argmin(finite))
@@ -255,11 +247,9 @@ def runs(rows: Int[np.ndarray, " n"], most: int | None = None) -> Iterator[slice
 
 def _check_unlocked(part: Path) -> None:
     """Raise if another process is writing the part; force must not pull it from under it."""
-    if not part.exists():
-        return
     try:
         h5py.File(part, "r+").close()
-    except OSError as error:
+    except OSError as error:  # also where there is no part
         if _is_locked(error):
             raise
 
@@ -301,25 +291,6 @@ def _create_part(plan: Plan) -> None:
         file.attrs["complete_rows"] = np.int64(0)
     sync(fresh)
     fresh.replace(plan.part)
-
-
-def _append(file: h5py.File, block: Mapping[str, np.ndarray], start: int, stop: int) -> None:
-    for name, rows in block.items():
-        file[name][start:stop] = rows
-    file.flush()
-    sync(Path(file.filename))
-    file.attrs.modify("complete_rows", np.int64(stop))
-    file.flush()
-
-
-def _check_finite(plan: Plan, block: Mapping[str, np.ndarray], start: int) -> None:
-    for name, rows in block.items():
-        bad = first_not_finite(rows)
-        if bad is not None:
-            raise DataError(
-                f"{plan.path}: the solver gave NaN or infinity for row {start + bad} of {name}; "
-                "nothing of this block was written"
-            )
 
 
 def _check_space(plan: Plan) -> None:

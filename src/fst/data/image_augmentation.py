@@ -15,6 +15,7 @@ output, so it does not alias: the filter of Pillow, with which it agrees to its 
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -23,8 +24,7 @@ from torch import Tensor
 from fst.classifiers import IMAGENET_MEAN, IMAGENET_STD
 
 
-@dataclass(frozen=True)
-class Boxes:
+class Boxes(NamedTuple):
     """A rectangle for each image, in pixels: whole numbers stored as floats."""
 
     top: Float[Tensor, " b"]
@@ -62,10 +62,8 @@ def sampling_matrix(
 
 
 def blur_matrix(std: Float[Tensor, " b"], size: int) -> Float[Tensor, "b size size"]:
-    """A Gaussian over an axis, in pixels, its weights renormalised at the border.
-
-    A standard deviation far below a pixel gives the unit matrix exactly.
-    """
+    """A Gaussian over an axis, in pixels, its weights renormalised at the border. A standard
+    deviation far below a pixel gives the unit matrix exactly."""
     pixels = torch.arange(size, device=std.device, dtype=std.dtype)
     distance = (pixels[:, None] - pixels) / std.clamp(min=0.01)[:, None, None]
     weights = torch.exp(-0.5 * distance.square())
@@ -127,25 +125,17 @@ class ImageAugmentation:
             result = jitter(result, factors, parts["order"].argsort(dim=1))
         if self.erasing > 0:
             chosen = parts["erase"][:, 0] < self.erasing
-            boxes, found = random_boxes(
-                parts["erased"],
-                self.image_size,
-                _ERASED_AREA,
-                _ERASED_RATIO,
-                largest=(self.image_size[0] - 1, self.image_size[1] - 1),
-            )
+            size, largest = self.image_size, (self.image_size[0] - 1, self.image_size[1] - 1)
+            given = parts["erased"], size, _ERASED_AREA, _ERASED_RATIO
+            boxes, found = random_boxes(*given, largest=largest)
             result = erase(result, boxes, chosen & found, parts["noise"])
         return result
 
     def crops(self, numbers: Float[Tensor, "b 22"], size: tuple[int, int]) -> Boxes:
         """Boxes of the asked area and ratio inside images of `size`; the whole if none fits."""
         boxes, found = random_boxes(numbers, size, self.crop_scale, self.crop_ratio, largest=size)
-        return Boxes(
-            boxes.top.where(found, 0.0),
-            boxes.left.where(found, 0.0),
-            boxes.height.where(found, float(size[0])),
-            boxes.width.where(found, float(size[1])),
-        )
+        whole = 0.0, 0.0, float(size[0]), float(size[1])
+        return Boxes(*(side.where(found, full) for side, full in zip(boxes, whole, strict=True)))
 
 
 def random_boxes(
@@ -186,10 +176,8 @@ def crop(
     flipped: Bool[Tensor, " b"],
     blurred: Float[Tensor, " b"] | None,
 ) -> Float[Tensor, "b 3 h w"]:
-    """The boxes resized to one size, mirrored where `flipped`, then blurred (0 is not at all).
-
-    R · image · Cᵀ, in [0, 1]: a bicubic filter overshoots at edges, and is clipped there.
-    """
+    """The boxes resized to one size, mirrored where `flipped`, then blurred (0 is not at all). R ·
+    image · Cᵀ, in [0, 1]: a bicubic filter overshoots at edges, and is clipped there."""
     down = sampling_matrix(boxes.top, boxes.height, images.shape[2], size[0])
     across = sampling_matrix(boxes.left, boxes.width, images.shape[3], size[1], flipped)
     if blurred is not None:
@@ -254,12 +242,8 @@ def erase(
     wide = (columns >= boxes.left[:, None]) & (columns < (boxes.left + boxes.width)[:, None])
     inside = tall[:, None, :, None] & wide[:, None, None, :] & chosen[:, None, None, None]
     shift = (numbers * _NOISE).long()
-    picture = _noise(images.device)
-    noise = picture[
-        :,
-        ((rows + shift[:, :1]) % _NOISE)[:, :, None],
-        ((columns + shift[:, 1:]) % _NOISE)[:, None, :],
-    ]  # 3 b h w
+    down, across = (rows + shift[:, :1]) % _NOISE, (columns + shift[:, 1:]) % _NOISE
+    noise = _noise(images.device)[:, down[:, :, None], across[:, None, :]]  # 3 b h w
     return torch.where(inside, noise.transpose(0, 1), images)
 
 

@@ -8,7 +8,7 @@ Classes are the data's: `ImageData.describe` gives them to whoever builds the mo
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from fst.data.files import DataError
 from fst.data.image_augmentation import ImageAugmentation
 from fst.data.image_decoding import View, decode_all, default_threads, report
 from fst.data.image_samples import ResidentImages, StreamedImages, TimmTransform
-from fst.data.images import LabelledImages, Skipped, find_split, has_split, listed, require_classes
+from fst.data.images import LabelledImages, find_split, has_split, listed, require_classes
 from fst.data.samples import Storage, stays_resident
 from fst.data.source import DataSource, Recipe, TestSplit
 from fst.terminal import Terminal
-from fst.types import check_fields
+from fst.types import Device, check_fields
 
 TRAIN, VAL = "train", "val"
 
@@ -89,17 +89,10 @@ class ImageData(DataSource, ImageAugmentation):
         images = find_split(folder, TRAIN)
         return images.class_names[int(images.counts.argmax())]
 
-    def count_held_out(self, folder: Path) -> int:
-        """How many training images are set aside."""
-        return self._count_held_out(find_split(folder, TRAIN))
-
     def count_training(self, folder: Path) -> int:
-        """How many images are learned from."""
         return len(self._hold_out(find_split(folder, TRAIN))[0])
 
-    def prepare(
-        self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
-    ) -> None:
+    def prepare(self, folder: Path, device: Device = "cpu", console: Console | None = None) -> None:
         """Nothing can be made for the user; what is there is checked, so that errors come early."""
         train = find_split(folder, TRAIN)
         self._hold_out(train)
@@ -119,10 +112,8 @@ class ImageData(DataSource, ImageAugmentation):
         training, validation = self._hold_out(train)
         if validation is None:
             validation = _val(folder, train)
-        return (
-            self._images(training, device, console, "training", augment),
-            self._images(validation, device, console, "validation"),
-        )
+        learned = self._images(training, device, console, "training", augment)
+        return learned, self._images(validation, device, console, "validation")
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
         """By which the data of a run are known again: the names of the images of each class."""
@@ -137,17 +128,12 @@ class ImageData(DataSource, ImageAugmentation):
         return {"splits": [found.hexdigest()[:16]]}
 
     def fit(self, recipe: Recipe, folder: Path) -> Recipe:
-        """The classes of the data, and how many images are held out where that is left open.
-
-        What the paper reports is about ImageNet's classes.
-        """
+        """The classes of the data, and how many images are held out where that is left open. What
+        the paper reports is about ImageNet's classes."""
         changed: Any = recipe
         names = self.describe(folder)
-        changed = replace(
-            changed,
-            data=replace(self, held_out=self.count_held_out(folder)),
-            model=replace(changed.model, class_names=names),
-        )
+        data = replace(self, held_out=self.count_held_out(find_split(folder, TRAIN)))
+        changed = replace(changed, data=data, model=replace(changed.model, class_names=names))
         if len(names) != PAPER_CLASSES:
             about = {"evaluation": changed.evaluation.without_paper()}
             changed = replace(changed, **about, paper_parameters=None, paper_error=None)
@@ -172,7 +158,7 @@ class ImageData(DataSource, ImageAugmentation):
             )
 
     def load_test(
-        self, folder: Path, device: torch.device | str = "cpu", *, console: Console | None = None
+        self, folder: Path, device: Device = "cpu", *, console: Console | None = None
     ) -> TestSplit[Images]:
         """The `val` images. Their classes must be those of `train`, where that is there too."""
         train = find_split(folder, TRAIN) if has_split(folder, TRAIN) else None
@@ -184,12 +170,6 @@ class ImageData(DataSource, ImageAugmentation):
     def evaluation_view(self) -> View:
         """How validation, test and prediction see an image."""
         return View.evaluation(self.image_size, self.resize)
-
-    @property
-    def augmentation(self) -> ImageAugmentation:
-        return ImageAugmentation(
-            **{field.name: getattr(self, field.name) for field in fields(ImageAugmentation)}
-        )
 
     @property
     def _stored(self) -> View:
@@ -208,22 +188,20 @@ class ImageData(DataSource, ImageAugmentation):
         stored = self._stored if learned else view
         if not self._fits(images, stored, device):
             report(images, images.files.problems, console, purpose)
-            transform = TimmTransform(self.augmentation) if augment else None
+            transform = TimmTransform(self) if augment else None
             workers = self.workers or default_threads()
             return StreamedImages(images, view, transform, workers=workers, device=device)
         pixels, images, skipped = decode_all(images, stored, device, console, self.workers)
-        if learned:
-            _require_every_class(images, skipped)
+        lost = [n for n, count in zip(images.class_names, images.counts, strict=True) if not count]
+        if learned and lost:  # they cannot be learned, and the model would still have them
+            raise DataError(
+                f"{images.files.source}: no training image of {listed(lost)} can be decoded: "
+                f"{listed(skipped)}"
+            )
         report(images, skipped, console, purpose)
-        return ResidentImages(
-            pixels,
-            torch.from_numpy(images.labels),
-            images.class_names,
-            images.names,
-            skipped,
-            view=view if learned else None,
-            augmentation=self.augmentation if augment else None,
-        )
+        given = pixels, torch.from_numpy(images.labels), images.class_names, images.names, skipped
+        central, augmentation = view if learned else None, self if augment else None
+        return ResidentImages(*given, view=central, augmentation=augmentation)
 
     def _fits(self, images: LabelledImages, view: View, device: torch.device) -> bool:
         """Whether to keep a split on the device; an error where it was asked for and cannot be."""
@@ -231,14 +209,14 @@ class ImageData(DataSource, ImageAugmentation):
         what = f"{images.files.source}: {len(images):,} images of {height} × {width} pixels"
         return stays_resident(self.storage, len(images) * 3 * height * width, device, what)
 
-    def _count_held_out(self, train: LabelledImages) -> int:
+    def count_held_out(self, train: LabelledImages) -> int:
         least = max(int((train.counts > 1).sum()), round(_HELD_OUT * len(train)), 1)
         return least if self.held_out is None else self.held_out
 
     def _hold_out(self, train: LabelledImages) -> tuple[LabelledImages, LabelledImages | None]:
         if self.held_out == 0:
             return train, None
-        count = self._count_held_out(train)
+        count = self.count_held_out(train)
         taken = stratified(train.labels, train.counts, count, self.split_seed)
         if taken is None:
             raise DataError(
@@ -253,10 +231,8 @@ class ImageData(DataSource, ImageAugmentation):
 def stratified(
     labels: Int[np.ndarray, " n"], counts: Sequence[int] | np.ndarray, total: int, seed: int
 ) -> Int[np.ndarray, " m"] | None:
-    """`total` rows, of each class its share, to a whole image; None if that empties a class.
-
-    Where `total` allows it, a class of two images or more gives at least one.
-    """
+    """`total` rows, of each class its share, to a whole image; None if that empties a class. Where
+    `total` allows it, a class of two images or more gives at least one."""
     counts = np.asarray(counts)
     if total >= len(labels):
         return None
@@ -278,16 +254,6 @@ def stratified(
         for number, share in enumerate(shares)
     ]
     return np.sort(np.concatenate(taken))
-
-
-def _require_every_class(images: LabelledImages, skipped: Sequence[Skipped]) -> None:
-    """A class of which nothing is left cannot be learned, and the model would still have it."""
-    lost = [name for name, n in zip(images.class_names, images.counts, strict=True) if n == 0]
-    if lost:
-        reasons = listed([f"{item.name} {item.reason}" for item in skipped])
-        raise DataError(
-            f"{images.files.source}: no training image of {listed(lost)} can be decoded: {reasons}"
-        )
 
 
 def _val(folder: Path, train: LabelledImages | None) -> LabelledImages:

@@ -24,6 +24,7 @@ from torch import Tensor
 from fst.data.files import DataError
 from fst.data.images import ImageFiles, LabelledImages, Skipped, listed
 from fst.terminal import printable, progress_bar
+from fst.types import Device
 
 Seen = TypeVar("Seen")
 # Images decoded between two copies to the device: bounds what is held twice.
@@ -65,10 +66,8 @@ _memory = _Memory()
 
 @contextmanager
 def decoding(data: bytes) -> Iterator[Image.Image]:
-    """An upright RGB image; `ImageError` where the file is damaged, cut short or too large.
-
-    Until the block is left its memory counts, and other threads may have to wait.
-    """
+    """An upright RGB image; `ImageError` where the file is damaged, cut short or too large. Until
+    the block is left its memory counts, and other threads may have to wait."""
     if not data:
         raise ImageError("is empty")
     with _explained():
@@ -210,11 +209,7 @@ def decoded(
 
 
 def decode_all(
-    images: LabelledImages,
-    view: View,
-    device: torch.device | str,
-    console: Console,
-    threads: int | None = None,
+    images: LabelledImages, view: View, device: Device, console: Console, threads: int | None = None
 ) -> tuple[UInt8[Tensor, "n 3 h w"], LabelledImages, tuple[Skipped, ...]]:
     """All images on the device, the labels of those that are there, and what was left out."""
     pixels = torch.empty(len(images), 3, *view.crop, dtype=torch.uint8, device=device)
@@ -231,8 +226,7 @@ def decode_all(
             skipped += missing
             progress.advance(task, len(block) + len(missing))
     if filled == 0:
-        reasons = listed([f"{item.name} {item.reason}" for item in skipped])
-        raise DataError(f"{images.files.source}: no image could be decoded: {reasons}")
+        raise DataError(f"{images.files.source}: no image could be decoded: {listed(skipped)}")
     return pixels[:filled], images.take(np.concatenate(kept)), tuple(skipped)
 
 
@@ -240,8 +234,8 @@ def report(
     images: LabelledImages, skipped: tuple[Skipped, ...], console: Console, purpose: str
 ) -> None:
     """One line: how many images of how many classes, what for, and what was left out."""
-    text = f"{images.files.source}: {len(images):,} images of {len(images.class_names)} classes"
-    text += f" for {purpose}"
+    classes = f"{len(images.class_names)} classes for {purpose}"
+    text = f"{images.files.source}: {len(images):,} images of {classes}"
     if skipped:
         items = listed([f"{item.name} ({item.reason})" for item in skipped])
         text += f"; {len(skipped):,} skipped: {items}"

@@ -29,9 +29,9 @@ from fst.data.image_augmentation import Boxes, ImageAugmentation, crop
 from fst.data.image_decoding import ImageError, View, decoding, read
 from fst.data.images import LabelledImages, Skipped
 from fst.data.samples import Asked, Rows, Streamed
+from fst.types import Device
 
 ImageTransform = Callable[[Image.Image], Tensor]
-Item = tuple[Tensor, int, list[Skipped]]
 _log = logging.getLogger(__name__)
 
 
@@ -95,11 +95,9 @@ class ImageBatch:
     images: Float[Tensor, "b 3 h w"]
     labels: Int[Tensor, " b"]
 
-    def to(self, device: torch.device | str) -> "ImageBatch":
-        """On a device; without waiting where the batch is pinned."""
-        return ImageBatch(
-            self.images.to(device, non_blocking=True), self.labels.to(device, non_blocking=True)
-        )
+    def to(self, device: Device) -> "ImageBatch":
+        images, labels = (x.to(device, non_blocking=True) for x in (self.images, self.labels))
+        return ImageBatch(images, labels)
 
 
 class LabelledRows(Rows):
@@ -151,6 +149,7 @@ class ResidentImages(LabelledRows):
                 f"got {len(self.pixels)}, {len(self.labels)} and {len(self.names)}"
             )
         self.labels = self.labels.to(self.pixels.device)
+        self.augmented = self.augmentation is not None
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -159,18 +158,13 @@ class ResidentImages(LabelledRows):
     def device(self) -> torch.device:
         return self.pixels.device
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         return replace(self, pixels=self.pixels.to(device))
 
     def augmentations(
         self, solutions: int, generator: torch.Generator
     ) -> Float[Tensor, "b a"] | None:
-        """Random numbers for each of `solutions` images; None where none are asked for."""
         return None if self.augmentation is None else self.augmentation.draw(solutions, generator)
-
-    @property
-    def augmented(self) -> bool:
-        return self.augmentation is not None
 
     def gather(
         self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
@@ -213,7 +207,7 @@ class StreamedImages(Streamed, LabelledRows):
         transform: ImageTransform | None = None,
         *,
         workers: int = 0,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
     ) -> None:
         self.images = images
         self.labels = torch.from_numpy(images.labels)
@@ -225,10 +219,6 @@ class StreamedImages(Streamed, LabelledRows):
         self.workers = workers
         self._device = torch.device(device)
         self._met: set[str] = set()
-        # Rows in the order of their classes, the rank of each row there, where a class begins.
-        self._order = np.argsort(images.labels, kind="stable")
-        self._rank = np.argsort(self._order)
-        self._starts = np.concatenate([[0], np.cumsum(images.counts)])
 
     def __len__(self) -> int:
         return len(self.images)
@@ -257,7 +247,7 @@ class StreamedImages(Streamed, LabelledRows):
         titles = (self.images.files.title(int(row)) for row in self.images.rows)
         return torch.arange(len(self))[torch.tensor([title not in bad for title in titles])]
 
-    def _decoded(self, row: int, seed: int | None) -> Item:
+    def _decoded(self, row: int, seed: int | None) -> tuple[Tensor, int, list[Skipped]]:
         """One image with its label, or another that stands in for it, and what was skipped."""
         skipped: list[Skipped] = []
         for candidate in self._candidates(row):
@@ -269,19 +259,17 @@ class StreamedImages(Streamed, LabelledRows):
                 skipped.append(Skipped(self.images.files.title(file), str(error)))
                 continue
             return changed, int(self.images.labels[candidate]), skipped
-        raise DataError(
-            f"{self.images.files.source}: none of {len(skipped):,} images can be decoded; "
-            f"{skipped[0].name} {skipped[0].reason}"
-        )
+        source, count = self.images.files.source, f"{len(skipped):,}"
+        raise DataError(f"{source}: none of {count} images can be decoded; {skipped[0]}")
 
     def _candidates(self, row: int) -> Iterator[int]:
         """The row, those that follow it in its class (from the start after the end), all others."""
-        label = self.images.labels[row]
-        start, end = int(self._starts[label]), int(self._starts[label + 1])
-        for step in range(end - start):
-            yield int(self._order[start + (self._rank[row] - start + step) % (end - start)])
-        for step in range(len(self) - (end - start)):
-            yield int(self._order[(end + step) % len(self)])
+        yield row
+        labels = self.images.labels
+        same = np.flatnonzero(labels == labels[row])
+        yield from np.roll(same, -np.searchsorted(same, row))[1:].tolist()
+        after = np.argsort((labels - labels[row] - 1) % len(self.class_names), kind="stable")
+        yield from after[: len(self) - len(same)].tolist()
 
     def _changed(self, image: Image.Image, row: int, seed: int | None) -> Float[Tensor, "3 h w"]:
         if seed is None or self.transform is None:

@@ -35,13 +35,14 @@ class Skipped:
     name: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.name} {self.reason}"
+
 
 @dataclass(frozen=True)
 class ImageFiles(ABC):
-    """Images by number: their names, with / between folders, and their bytes.
-
-    `problems` says what was already left out when they were found.
-    """
+    """Images by number: their names, with / between folders, and their bytes. `problems` says what
+    was already left out when they were found."""
 
     source: Path
     names: tuple[str, ...]
@@ -109,7 +110,6 @@ class LabelledImages:
 
     @property
     def counts(self) -> Int[np.ndarray, " k"]:
-        """Images of each class."""
         return np.bincount(self.labels, minlength=len(self.class_names))
 
     def take(self, which: Int[np.ndarray, " m"]) -> Self:
@@ -118,12 +118,9 @@ class LabelledImages:
 
 def find_images(path: Path) -> ImageFiles:
     """Every image of a folder, in or below it, or of a tar, in the order of the names."""
-    if path.is_dir():
-        files: ImageFiles = _open_folder(path)
-    elif path.is_file():
-        files = _open_tars(path, [path])
-    else:
+    if not path.is_dir() and not path.is_file():
         raise DataError(f"{path}: there is no such folder or tar")
+    files = _open_folder(path) if path.is_dir() else _open_tars(path, [path])
     if len(files) == 0:
         raise DataError(f"{path}: holds no image ({', '.join(sorted(SUFFIXES))}){_found(files)}")
     return files
@@ -140,19 +137,17 @@ def has_split(path: Path, split: str) -> bool:
 
 
 def find_split(path: Path, split: str) -> LabelledImages:
-    """The images of one split of a data set, with their classes."""
+    expected = _LAYOUTS.format(split=split)
+    near = path.exists() and path.stem.startswith(split)  # the split itself, not what holds it
+    hint = f"; is the folder above it meant, {path.absolute().parent}?" if near else ""
     if not path.is_dir():
         what = "is a file" if path.exists() else "there is no such folder"
-        raise DataError(
-            f"{path}: {what}; expected a folder with {_LAYOUTS.format(split=split)}"
-            f"{_above(path, split)}"
-        )
+        raise DataError(f"{path}: {what}; expected a folder with {expected}{hint}")
     sources = _sources(path, split)
     if not sources:
         there = listed(sorted(entry.name for entry in path.iterdir())) or "nothing"
         raise DataError(
-            f"{path}: holds no {split} images; expected {_LAYOUTS.format(split=split)}; "
-            f"it holds {there}{_above(path, split)}"
+            f"{path}: holds no {split} images; expected {expected}; it holds {there}{hint}"
         )
     kinds = {source.is_dir() for source in sources} | {s.stem == split for s in sources}
     if len(sources) > 1 and len(kinds) > 1:
@@ -161,7 +156,8 @@ def find_split(path: Path, split: str) -> LabelledImages:
             "keep one of them"
         )
     if sources[0].is_dir():
-        return label(_open_classes(sources[0]), split)
+        files = _open_folder(sources[0])
+        return label(replace(files, problems=_empty_classes(files)), split)
     source = sources[0] if len(sources) == 1 else path / f"{split}-*.tar"
     return label(_open_tars(source, sources), split)
 
@@ -177,7 +173,8 @@ def label(files: ImageFiles, split: str = "") -> LabelledImages:
             rows.append(row)
         else:
             stray.append(files.title(row))
-    names = tuple(sorted(set(classes)))
+    unique, labels = np.unique(np.array(classes, dtype=str), return_inverse=True)
+    names = tuple(unique.tolist())
     if not names:
         what = f"images, but none in a class folder: {listed(stray)}" if stray else "no image"
         raise DataError(f"{files.source}: holds {what}; expected CLASS/*.jpg{_found(files)}")
@@ -186,14 +183,8 @@ def label(files: ImageFiles, split: str = "") -> LabelledImages:
             f"{files.source}: holds one class only, {names[0]!r} ({listed(files.names[:1])}); "
             f"expected a folder for each of at least two classes{_found(files)}"
         )
-    numbers = {name: number for number, name in enumerate(names)}
     problems = *files.problems, *(Skipped(title, "lies in no class folder") for title in stray)
-    return LabelledImages(
-        replace(files, problems=problems),
-        np.array(rows),
-        np.array([numbers[name] for name in classes]),
-        names,
-    )
+    return LabelledImages(replace(files, problems=problems), np.array(rows), labels, names)
 
 
 def require_classes(images: LabelledImages, expected: Sequence[str], of: str) -> None:
@@ -206,10 +197,10 @@ def require_classes(images: LabelledImages, expected: Sequence[str], of: str) ->
         raise DataError(f"{images.files.source}: holds other classes than {of}: {'; '.join(parts)}")
 
 
-def listed(names: Sequence[str]) -> str:
-    """A few names for a message, and the number of those left out."""
-    shown = ", ".join(map(printable, names[:_NAMED]))
-    return shown + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
+def listed(items: Sequence[object]) -> str:
+    """A few items for a message, and the number of those left out."""
+    shown = ", ".join(printable(str(item)) for item in items[:_NAMED])
+    return shown + (f" and {len(items) - _NAMED:,} more" if len(items) > _NAMED else "")
 
 
 def _sources(path: Path, split: str) -> list[Path]:
@@ -229,25 +220,16 @@ def _is_hidden(part: str) -> bool:
     return part.startswith(".") and part not in (".", "..")
 
 
-def _above(path: Path, split: str) -> str:
-    """A hint for who named the split itself, and not what holds it."""
-    near = path.exists() and path.stem.startswith(split)
-    return f"; is the folder above it meant, {path.absolute().parent}?" if near else ""
-
-
-def _open_folder(folder: Path) -> FolderFiles:
+def _open_folder(folder: Path) -> ImageFiles:
     return FolderFiles(folder, tuple(sorted(_walk(folder, folder))), ())
 
 
-def _open_classes(folder: Path) -> FolderFiles:
-    """The images of class folders. A class folder without any is no class, and that is said."""
-    files = _open_folder(folder)
-    found = {name.split("/", 1)[0] for name in files.names}
+def _empty_classes(files: ImageFiles) -> tuple[Skipped, ...]:
+    """A class folder without an image is no class, and that is said."""
+    folder, found = files.source, {name.split("/", 1)[0] for name in files.names}
     entries = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     empty = [name for name in entries if name not in found and not name.startswith(".")]
-    return replace(
-        files, problems=tuple(Skipped(f"{folder.name}/{name}", "holds no image") for name in empty)
-    )
+    return tuple(Skipped(f"{folder.name}/{name}", "holds no image") for name in empty)
 
 
 def _walk(root: Path, folder: Path) -> Iterable[str]:
@@ -263,23 +245,17 @@ def _walk(root: Path, folder: Path) -> Iterable[str]:
 
 
 def _open_tars(source: Path, archives: Sequence[Path]) -> TarFiles:
-    names: list[str] = []
-    spans: list[tuple[int, int, int]] = []
+    found: list[tuple[str, int, int, int]] = []
     problems: list[Skipped] = []
     for number, archive in enumerate(archives):
         state = archive.stat()
-        members, found = _index(archive, state.st_mtime_ns, state.st_size)
-        problems += found
-        names += members
-        spans += [(number, *span) for span in members.values()]
-    order = sorted(range(len(names)), key=lambda row: (names[row], spans[row]))
-    return TarFiles(
-        source,
-        tuple(names[row] for row in order),
-        tuple(problems),
-        tuple(archives),
-        np.array([spans[row] for row in order], dtype=np.int64).reshape(-1, 3),
-    )
+        members, wrong = _index(archive, state.st_mtime_ns, state.st_size)
+        problems += wrong
+        found += [(name, number, *span) for name, span in members.items()]
+    found.sort()
+    names = tuple(name for name, *_ in found)
+    spans = np.array([span for _, *span in found], dtype=np.int64).reshape(-1, 3)
+    return TarFiles(source, names, tuple(problems), tuple(archives), spans)
 
 
 @lru_cache(maxsize=64)
@@ -304,15 +280,20 @@ def _index(
                 end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
                 if not (member.isreg() and _is_image(member.name)) or member.issparse():
                     continue
+                # Without what would lead out of the tar; it is only ever a name here.
+                parts = (part for part in member.name.split("/") if part not in ("", ".", ".."))
                 # As in any tar, the last member of a name is the one that counts.
-                members.pop(name := _inside(member.name), None)
+                members.pop(name := "/".join(parts), None)
                 if member.offset_data + member.size <= length:
                     members[name] = member.offset_data, member.size
                 else:
                     cut.append(Skipped(f"{archive.name}: {name}", "the tar ends inside it"))
         except tarfile.ReadError:
             pass  # the end is missing; that is found and said below
-    if not _ends(archive, end):
+    with archive.open("rb") as file:  # a block of zeros marks the end of a tar
+        file.seek(end)
+        ends = file.read(_BLOCK) == bytes(_BLOCK)
+    if not ends:
         reason = f"ends too early or is damaged after {len(members):,} images: used up to there"
         cut.append(Skipped(archive.name, reason))
     return members, tuple(cut)
@@ -330,19 +311,6 @@ def _is_compressed(archive: Path) -> bool:
         return file.read(6).startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"))
 
 
-def _inside(name: str) -> str:
-    """A member's name without what would lead out of the tar; it is only ever a name here."""
-    return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
-
-
-def _ends(archive: Path, end: int) -> bool:
-    """Whether the mark of a tar's end, a block of zeros, follows its last member."""
-    with archive.open("rb") as file:
-        file.seek(end)
-        return file.read(_BLOCK) == bytes(_BLOCK)
-
-
 def _found(files: ImageFiles) -> str:
     """What was left out, to be added to a message that it may explain."""
-    items = [f"{problem.name} {problem.reason}" for problem in files.problems]
-    return f"; {listed(items)}" if items else ""
+    return f"; {listed(files.problems)}" if files.problems else ""

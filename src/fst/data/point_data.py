@@ -14,26 +14,23 @@ import torch
 from jaxtyping import Float, Int
 from rich.console import Console
 
+from fst.data import point_files
 from fst.data.files import DataError, UnfitError
 from fst.data.image_decoding import default_threads
-from fst.data.point_files import (
-    BLOCK,
-    BLOCK_POINTS,
-    PointFile,
-    Points,
-    check_trainable,
-    read_points,
-)
+from fst.data.point_files import BLOCK, BLOCK_POINTS, PointFile, Points
 from fst.data.point_samples import PointSamples, StreamedPoints
 from fst.data.samples import Samples, Storage, stays_resident
 from fst.data.source import DataSource, Partition, Recipe, TestSplit, looked_at
-from fst.types import check_fields
+from fst.types import Device, check_fields
 
 _MOST_WORKERS = 8
 _DIGESTED_BYTES = 8 * 2**30  # of a split that is read whole to be known again
-# Fixed positions on the other axes, anchors per row, and evaluation points taken from anchors, by
-# the number of axes: about a thousand anchors on two and three, and as many as a line can use.
-LAYOUTS = {1: ((), 128, 64), 2: ((32,), 32, 256), 3: ((10, 10), 10, 256)}
+# By the number of axes: about a thousand anchors on two and three, and as many as a line can use.
+LAYOUTS: dict[int, dict[str, Any]] = {
+    1: {"rows": (), "anchors_per_row": 128, "adaptive_axis": 0, "points_from_anchors": 64},
+    2: {"rows": (32,), "anchors_per_row": 32, "adaptive_axis": 1, "points_from_anchors": 256},
+    3: {"rows": (10, 10), "anchors_per_row": 10, "adaptive_axis": 2, "points_from_anchors": 256},
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class PointData(DataSource):
     def describe(self, folder: Path | str) -> PointFile:
         """Domain, channels, names and units of the file, given by its path or its folder."""
         folder = Path(folder)
-        return read_points(folder / self.file if folder.is_dir() else folder)
+        return point_files.read_points(folder / self.file if folder.is_dir() else folder)
 
     def labels(self, folder: Path) -> dict[str, list[list[str]]]:
         file = self.describe(folder)
@@ -92,11 +89,8 @@ class PointData(DataSource):
         partition = self.partition(file)
         return file.conditions(np.concatenate((partition.training, partition.validation)))
 
-    def prepare(
-        self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
-    ) -> None:
+    def prepare(self, folder: Path, device: Device = "cpu", console: Console | None = None) -> None:
         """Nothing can be made for the user; the file is checked, so that errors come early."""
-        del device, console
         self.partition(self.describe(folder))
 
     def splits(
@@ -122,41 +116,31 @@ class PointData(DataSource):
         return streamed
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
-        """The user's own points to the last digit: unlike others', they are never made again.
-
-        Of a split too large to be read again and again, a few samples stand for all.
-        """
+        """The user's own points to the last digit: unlike others', they are never made again. Of a
+        split too large to be read again and again, a few samples stand for all."""
         file = self.describe(folder)
         partition = self.partition(file)
         found: dict[str, Any] = {}
         for split in ("training", "validation"):
             rows = getattr(partition, split)
+            found[f"{split}_samples"] = len(rows)
             if file.bytes_of(rows) > _DIGESTED_BYTES:
                 found["splits"] = [partition.digest]
-                looked = looked_at(rows)
-            else:
-                looked = rows
-            found[f"{split}_samples"] = len(rows)
-            found[f"{split}_digest"] = PointSamples.read(file, looked).digest()
+                rows = looked_at(rows)
+            found[f"{split}_digest"] = PointSamples.read(file, rows).digest()
         return found
 
     def fit(self, recipe: Recipe, folder: Path) -> Recipe:
-        """Channels and domain are the file's, and the layout of anchors follows its axes.
-
-        A model that was fitted before must fit as it is: what the file decides is not for options.
-        """
+        """Channels and domain are the file's, and the layout of anchors follows its axes. A model
+        that was fitted before must fit as it is: what the file decides is not for options."""
         changed: Any = recipe
         model, file = changed.model, self.describe(folder)
         decided, default = _decided(file, model), type(model)()
         if all(getattr(model, name) == getattr(default, name) for name in decided):
             fitted: Recipe = replace(changed, model=replace(model, **settings_for(model, file)))
             return fitted
-        shown = [
-            f"model.{name} cannot be {given}: it comes from this file, which has {found}"
-            for name, (given, found) in _differences(model, decided).items()
-        ]
-        if shown:
-            raise DataError(f"{file.path}: {'; '.join(shown)}")
+        words = "model.{} cannot be {}: it comes from this file, which has {}"
+        _require_same(model, decided, f"{file.path}:", words)
         return recipe
 
     def on_domain(self, model: Any, folder: Path) -> Any:
@@ -170,17 +154,10 @@ class PointData(DataSource):
 
     def check_fits(self, recipe: Any, run: Path, folder: Path) -> None:
         file = self.describe(folder)
-        different = _differences(recipe.model, _decided(file, recipe.model))
-        if different:
-            shown = (f"{name} was {before}, is {now}" for name, (before, now) in different.items())
-            raise DataError(
-                f"{file.path}: is of another kind than the data that {run} was started with: "
-                f"{'; '.join(shown)}"
-            )
+        start = f"{file.path}: is of another kind than the data that {run} was started with:"
+        _require_same(recipe.model, _decided(file, recipe.model), start, "{} was {}, is {}")
 
-    def load_test(
-        self, folder: Path | str, device: torch.device | str = "cpu"
-    ) -> TestSplit[Samples]:
+    def load_test(self, folder: Path | str, device: Device = "cpu") -> TestSplit[Samples]:
         file = self.describe(folder)
         rows = self.partition(file).test
         if len(rows) == 0:
@@ -204,21 +181,8 @@ class PointData(DataSource):
             training = samples - validation - test
             counts = {"training": training, "validation": validation, "test": test}
             partition = Partition.drawn(samples, **counts, seed=self.split_seed)
-        check_trainable(file.path, partition, samples)
+        point_files.check_trainable(file.path, partition, samples)
         return partition
-
-
-def anchor_layout(model: Any, axes: int) -> dict[str, Any]:
-    """The anchors of a model whose default has another number of axes than the data."""
-    if not hasattr(model, "rows") or len(model.low) == axes:
-        return {}
-    rows, per_row, from_anchors = LAYOUTS[axes]
-    return {
-        "rows": rows,
-        "anchors_per_row": per_row,
-        "adaptive_axis": axes - 1,
-        "points_from_anchors": from_anchors,
-    }
 
 
 # How far from a grid point, in grid steps, a point may be and still mean that one.
@@ -232,7 +196,9 @@ def settings_for(model: Any, file: PointFile) -> dict[str, Any]:
     decided = _decided(file, model)
     if hasattr(model, "modes"):
         decided["modes"] = tuple(min(16, max(2, size // 2)) for size in decided["grid"])
-    return decided | anchor_layout(model, file.domain.axes)
+    if hasattr(model, "rows") and len(model.low) != file.domain.axes:
+        decided |= LAYOUTS[file.domain.axes]
+    return decided
 
 
 def _decided(file: PointFile, model: Any) -> dict[str, Any]:
@@ -293,7 +259,9 @@ def _grid(file: PointFile, name: str) -> tuple[int, ...]:
     return shape
 
 
-def _differences(model: Any, decided: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Where a model does not fit a file: by name, what the model has and what the file has."""
-    pairs = {name: (getattr(model, name), value) for name, value in decided.items()}
-    return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
+def _require_same(model: Any, decided: dict[str, Any], start: str, words: str) -> None:
+    """Raise where a model has other settings than a file decides; `words` are for each of them."""
+    found = [(name, getattr(model, name), value) for name, value in decided.items()]
+    different = [words.format(*each) for each in found if each[1] != each[2]]
+    if different:
+        raise DataError(f"{start} {'; '.join(different)}")

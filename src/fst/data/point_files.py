@@ -22,7 +22,7 @@ samples, one at a time, and leaves a file that appears under its name only when 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,17 +31,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
-from fst.data.files import (
-    DataError,
-    blame,
-    check_rows_finite,
-    part_of,
-    reading_hdf5,
-    runs,
-    settle_existing,
-    writing,
-    writing_hdf5,
-)
+from fst.data import files
+from fst.data.files import DataError, blame, runs
 from fst.data.source import SPLITS, Partition, stored_partition
 from fst.io import publish
 from fst.types import DOMAIN_TOLERANCE, Domain, check_argument
@@ -83,10 +74,8 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class PointSample:
-    """One function: where it was observed, and where its values are asked for and known.
-
-    Points whose mask is False (padding) are not written, nor those that a masked array hides.
-    """
+    """One function: where it was observed, and where its values are asked for and known. Points
+    whose mask is False (padding) are not written, nor those that a masked array hides."""
 
     positions: ArrayLike  # n s
     values: ArrayLike  # n v
@@ -105,6 +94,14 @@ class Points(NamedTuple):
     positions: Float[np.ndarray, "p s"]
     values: Float[np.ndarray, "p v"]
     sizes: Int[np.ndarray, " n"]
+
+    @classmethod
+    def of(cls, samples: Sequence[PointSample], group: str) -> "Points":
+        positions, values = (
+            [np.asarray(getattr(sample, name)) for sample in samples] for name in GROUPS[group]
+        )
+        sizes = np.array([len(each) for each in positions])
+        return cls(np.concatenate(positions), np.concatenate(values), sizes)
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ class PointFile:
 
     def cells(self, row: int) -> Int[np.ndarray, "t 3"] | None:
         """The triangles between a sample's queries, where the file knows them."""
-        with reading_hdf5(self.path, LAYOUT) as file:
+        with files.reading_hdf5(self.path, LAYOUT) as file:
             if "cells" not in file:
                 return None
             first, last = file["cells/offsets"][row : row + 2].tolist()
@@ -159,7 +156,7 @@ class PointFile:
 
     def names(self, rows: Int[np.ndarray, " n"]) -> tuple[str, ...] | None:
         """By which the user knows samples, where the file says so."""
-        with reading_hdf5(self.path, LAYOUT) as file:
+        with files.reading_hdf5(self.path, LAYOUT) as file:
             if "names" not in file:
                 return None
             found = file["names"].asstr()[:]
@@ -184,18 +181,15 @@ class PointFile:
 
     def bytes_of(self, rows: Int[np.ndarray, " n"]) -> int:
         """What the points of the given rows take in memory."""
-        observed = int(np.diff(self.observation_offsets)[rows].sum())
-        queried = int(np.diff(self.query_offsets)[rows].sum())
-        axes = self.domain.axes
-        wide = observed * (axes + len(self.values)) + queried * (axes + len(self.targets))
-        return 4 * wide
+        both = (self.observation_offsets, self.values), (self.query_offsets, self.targets)
+        points = [(int(np.diff(offsets)[rows].sum()), len(labels)) for offsets, labels in both]
+        return sum(4 * count * (self.domain.axes + channels) for count, channels in points)
 
     def observations(self, rows: Int[np.ndarray, " n"], opened: h5py.File | None = None) -> Points:
         """The observations of the given rows; who reads often gives the file opened."""
         return self._points("observations", self.observation_offsets, rows, opened)
 
     def queries(self, rows: Int[np.ndarray, " n"], opened: h5py.File | None = None) -> Points:
-        """The queries and targets of the given rows."""
         return self._points("queries", self.query_offsets, rows, opened)
 
     def conditions(self, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"]:
@@ -203,9 +197,9 @@ class PointFile:
         if not self.condition:
             return np.empty((len(rows), 0), np.float32)
         # Conditions are a few numbers a sample: all of them are read, and the rows taken.
-        with reading_hdf5(self.path, LAYOUT) as file:
+        with files.reading_hdf5(self.path, LAYOUT) as file:
             conditions: np.ndarray = file["condition"][:].astype(np.float32)[rows]
-        check_rows_finite(self.path, "condition of sample", conditions, rows)
+        files.check_rows_finite(self.path, "condition of sample", conditions, rows)
         return conditions
 
     def _points(
@@ -213,7 +207,7 @@ class PointFile:
     ) -> Points:
         sizes = offsets[rows + 1] - offsets[rows]
         ends = np.cumsum(sizes)
-        source_of = reading_hdf5(self.path, LAYOUT) if opened is None else nullcontext(opened)
+        source_of = files.reading_hdf5(self.path, LAYOUT) if opened is None else nullcontext(opened)
         with source_of as file:
             read = []
             for name in ("positions", GROUPS[group][1]):
@@ -225,7 +219,7 @@ class PointFile:
                     target = np.s_[ends[first] - sizes[first] : ends[last]]
                     stored.read_direct(numbers, source, target)
                 samples = np.repeat(rows, sizes)
-                check_rows_finite(self.path, f"{group}/{name} of sample", numbers, samples)
+                files.check_rows_finite(self.path, f"{group}/{name} of sample", numbers, samples)
                 read.append(numbers)
         if not inside(read[0], self.domain):
             raise DataError(
@@ -248,61 +242,47 @@ def read_points(path: Path | str) -> PointFile:
             f"{path}: is no fst point file; make one in Python by write_points('my.h5', "
             f"fst.data.{CONVERTED[path.suffix]}(...)), see docs/data.md"
         )
-    with reading_hdf5(path, LAYOUT) as file:
+    with files.reading_hdf5(path, LAYOUT) as file:
         if file.attrs.get("format") != FORMAT:
             raise DataError(f"{path}: has no attribute format = {FORMAT!r}; expected {LAYOUT}")
-        if file.attrs.get("version") != VERSION:
-            raise DataError(
-                f"{path}: has format version {file.attrs.get('version')}, expected {VERSION}"
-            )
-        observed, queried = (_offsets(path, file, group) for group in GROUPS)
-        samples = len(queried) - 1
-        if len(observed) - 1 != samples:
-            raise DataError(
-                f"{path}: observations are of {len(observed) - 1} samples, queries of {samples}"
-            )
+        version = file.attrs.get("version")
+        if version != VERSION:
+            raise DataError(f"{path}: has format version {version}, expected {VERSION}")
         low, high = (tuple(file.attrs[edge].tolist()) for edge in ("low", "high"))
+        labels = {kind: _labels(file, kind) for kind in ("axes", "values", "targets", "condition")}
         with blame(path):
             domain = Domain(low, high)
             check_resolution(domain)
-        partition = stored_partition(path, file, samples)
-        labels = {kind: _labels(file, kind) for kind in ("axes", "values", "targets", "condition")}
-        shapes = {
-            "observations/positions": domain.axes,
-            "queries/positions": domain.axes,
-            "observations/values": len(labels["values"]),
-            "queries/targets": len(labels["targets"]),
-        }
-        for name, channels in shapes.items():
-            _check_channels(path, file[name], channels)
-        if labels["condition"]:
-            _check_channels(path, file["condition"], len(labels["condition"]), samples)
-        return PointFile(
-            path,
-            domain,
-            **labels,
-            observation_offsets=observed,
-            query_offsets=queried,
-            partition=partition,
-        )
+            observed, queried = (_offsets(file, group) for group in GROUPS)
+            seen, samples = len(observed) - 1, len(queried) - 1
+            if seen != samples:
+                raise ValueError(f"observations are of {seen} samples, queries of {samples}")
+            for group, (_, channel) in GROUPS.items():
+                _check_channels(file[group]["positions"], domain.axes)
+                _check_channels(file[group][channel], len(labels[channel]))
+            if labels["condition"]:
+                _check_channels(file["condition"], len(labels["condition"]), samples)
+        splits = stored_partition(path, file, samples)
+        axes, values, targets, condition = labels.values()
+        return PointFile(path, domain, axes, values, targets, condition, observed, queried, splits)
 
 
-def _offsets(path: Path, file: h5py.File, group: str) -> Int[np.ndarray, " m"]:
+def _offsets(file: h5py.File, group: str) -> Int[np.ndarray, " m"]:
     channel = GROUPS[group][1]
     for name in ("positions", channel, "offsets"):
         if not isinstance(file.get(f"{group}/{name}"), h5py.Dataset):
-            raise DataError(f"{path}: has no {group}/{name}; expected {LAYOUT}")
+            raise ValueError(f"has no {group}/{name}; expected {LAYOUT}")
     stored = file[group]["offsets"]
     offsets: np.ndarray = stored[:]
     points, values = len(file[group]["positions"]), len(file[group][channel])
     right = offsets.ndim == 1 and len(offsets) > 1 and offsets.dtype.kind in "iu"
     if not right or offsets[0] != 0 or (np.diff(offsets) < 1).any() or offsets[-1] != points:
-        raise DataError(
-            f"{path}: {group}/offsets must rise from 0 to the {points} points, at least one a "
-            f"sample, got {stored.dtype} of shape {stored.shape}"
+        raise ValueError(
+            f"{group}/offsets must rise from 0 to the {points} points, at least one a sample, "
+            f"got {stored.dtype} of shape {stored.shape}"
         )
     if points != values:
-        raise DataError(f"{path}: {group} has {points} positions but {values} {channel}")
+        raise ValueError(f"{group} has {points} positions but {values} {channel}")
     return offsets.astype(np.int64)
 
 
@@ -311,14 +291,12 @@ def _labels(file: h5py.File, kind: str) -> tuple[Label, ...]:
     return tuple(Label(str(name), str(unit)) for name, unit in zip(names, units, strict=True))
 
 
-def _check_channels(
-    path: Path, stored: h5py.Dataset, channels: int, rows: int | None = None
-) -> None:
+def _check_channels(stored: h5py.Dataset, channels: int, rows: int | None = None) -> None:
     expected = (len(stored) if rows is None else rows, channels)
     if stored.shape != expected or stored.dtype.kind != "f":
-        raise DataError(
-            f"{path}: {stored.name[1:]} must be floating-point of shape ({rows or 'n'}, "
-            f"{channels}), got {stored.dtype} of shape {stored.shape}"
+        raise ValueError(
+            f"{stored.name[1:]} must be floating-point of shape ({rows or 'n'}, {channels}), "
+            f"got {stored.dtype} of shape {stored.shape}"
         )
 
 
@@ -415,10 +393,10 @@ def write_points(
     with blame(path):
         check_resolution(domain)
     if path.exists():
-        settle_existing(path, {}, None, force=force)
-    part = part_of(path)
+        files.settle_existing(path, {}, None, force=force)
+    part = files.part_of(path)
     try:
-        with writing_hdf5(part, path, "w") as file:
+        with files.writing_hdf5(part, path, "w") as file:
             checked = checked_samples(samples, domain)
             _write(file, path, checked, domain, labels or Labels(), splits)
         publish(part, path)
@@ -441,18 +419,17 @@ def _write(
     first: PointSample | None = None
     for block in _in_blocks(samples):
         first = first or block[0]
-        with writing(path):
-            for group, (positions, channel) in GROUPS.items():
-                points: list[Any] = [getattr(sample, positions) for sample in block]
-                numbers = [getattr(sample, channel) for sample in block]
-                _append(file, f"{group}/positions", np.concatenate(points))
-                _append(file, f"{group}/{channel}", np.concatenate(numbers))
-                sizes[group] += map(len, points)
+        with files.writing(path):
+            for group, (_, channel) in GROUPS.items():
+                points = Points.of(block, group)
+                _append(file, f"{group}/positions", points.positions)
+                _append(file, f"{group}/{channel}", points.values)
+                sizes[group] += points.sizes.tolist()
         rest += [(each.condition, each.cells, each.name) for each in block]
     if first is None:
         raise ValueError("samples must hold at least one sample, got none")
     conditions, cells, names = zip(*rest, strict=True)
-    with writing(path):
+    with files.writing(path):
         for group, counted in sizes.items():
             file[f"{group}/offsets"] = np.cumsum(counted, dtype=np.int64)
         if conditions[0] is not None:
@@ -500,54 +477,51 @@ def _append(file: h5py.File, name: str, block: np.ndarray) -> None:
 
 def checked_samples(samples: Iterable[Any], domain: Domain) -> Iterator[PointSample]:
     """Samples as a file holds them: float32, without masked points; or an error that says why not.
-
-    Channels must be as many as those of the first sample.
-    """
+    Channels must be as many as those of the first sample."""
     first: PointSample | None = None
     for row, sample in enumerate(samples):
         check_argument(f"sample {row}", sample, PointSample)
         check_argument(f"name of sample {row}", sample.name, str | None)
-        points = [_checked_points(row, sample, group, domain, first) for group in GROUPS]
-        checked = PointSample(*points[0], *points[1], _checked_condition(row, sample, first))
-        cells = _checked_cells(row, sample, len(points[1][0]), first)
-        checked = replace(checked, cells=cells, name=sample.name)
+        with blame(f"sample {row}"):
+            observed, queried = (_checked_points(sample, group, domain, first) for group in GROUPS)
+            condition = _checked_condition(sample, first)
+            cells = _checked_cells(sample, len(queried[0]), first)
+        checked = PointSample(*observed, *queried, condition, cells=cells, name=sample.name)
         first = first or checked
         yield checked
 
 
-def _checked_condition(
-    row: int, sample: PointSample, first: PointSample | None
-) -> Float[np.ndarray, " c"] | None:
+def _checked_condition(sample: PointSample, first: PointSample | None) -> np.ndarray | None:
     """None where there are no numbers."""
     given: ArrayLike = [] if sample.condition is None else sample.condition
-    condition = _real_numbers(row, "condition", given)
+    condition = _real_numbers("condition", given)
     expected = condition.size
     if first is not None:
         expected = 0 if first.condition is None else np.size(first.condition)
     hidden = np.ma.is_masked(condition)
     if condition.shape != (expected,) or hidden or not _finite(condition):
         raise ValueError(
-            f"sample {row}: condition must hold {expected} finite numbers like the first "
-            f"sample's, got shape {condition.shape}{' with masked ones' if hidden else ''}"
+            f"condition must hold {expected} finite numbers like the first sample's, "
+            f"got shape {condition.shape}{' with masked ones' if hidden else ''}"
         )
     return np.ma.getdata(condition) if expected else None
 
 
 def _checked_cells(
-    row: int, sample: PointSample, queries: int, first: PointSample | None
+    sample: PointSample, queries: int, first: PointSample | None
 ) -> Int[np.ndarray, "t 3"] | None:
     if first is not None and (first.cells is None) != (sample.cells is None):
-        raise ValueError(f"sample {row}: cells must be given for all samples or none")
+        raise ValueError("cells must be given for all samples or none")
     if sample.cells is None:
         return None
     cells, whole = np.asarray(sample.cells), len(np.ma.asarray(sample.queries)) == queries
     if not whole or cells.dtype.kind not in "iu" or cells.ndim != 2 or cells.shape[1] != 3:
         raise ValueError(
-            f"sample {row}: cells must be whole numbers of shape (t, 3), for samples without "
-            f"masked queries, got {cells.dtype} of shape {cells.shape}"
+            "cells must be whole numbers of shape (t, 3), for samples without masked queries, "
+            f"got {cells.dtype} of shape {cells.shape}"
         )
     if _outside(cells, queries):
-        raise ValueError(f"sample {row}: cells must number its {queries} queries from 0")
+        raise ValueError(f"cells must number its {queries} queries from 0")
     return cells.astype(np.int64)
 
 
@@ -555,58 +529,51 @@ def _finite(numbers: np.ndarray) -> bool:
     return bool(np.isfinite(np.ma.getdata(numbers)).all())
 
 
-def _real_numbers(row: int, field: str, given: ArrayLike) -> np.ma.MaskedArray:
-    """A sample's numbers as float32, in memory of their own: the caller may reuse its arrays.
-
-    What a masked array hides, as netCDF readers return them, stays hidden.
-    """
+def _real_numbers(field: str, given: ArrayLike) -> np.ma.MaskedArray:
+    """A sample's numbers as float32, in memory of their own: the caller may reuse its arrays. What
+    a masked array hides, as netCDF readers return them, stays hidden."""
     try:
         numbers: np.ma.MaskedArray = np.ma.asarray(given)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"sample {row}: {field} must be an array of numbers ({error})") from None
-    if numbers.dtype.kind in REFUSED:
-        raise ValueError(
-            f"sample {row}: {field} must be real numbers, got {numbers.dtype}; "
-            f"{REFUSED[numbers.dtype.kind]}"
-        )
+        raise ValueError(f"{field} must be an array of numbers ({error})") from None
     if numbers.dtype.kind not in "fiub":
-        raise ValueError(f"sample {row}: {field} must be real numbers, got {numbers.dtype}")
+        way_out = REFUSED.get(numbers.dtype.kind)
+        hint = f"; {way_out}" if way_out else ""
+        raise ValueError(f"{field} must be real numbers, got {numbers.dtype}{hint}")
     return np.ma.asarray(numbers.astype(np.float32))
 
 
 def _checked_points(
-    row: int, sample: PointSample, group: str, domain: Domain, first: PointSample | None
+    sample: PointSample, group: str, domain: Domain, first: PointSample | None
 ) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n v"]]:
     """Positions and values without masked points."""
     where, channel = GROUPS[group]
     mask = sample.mask if group == "observations" else sample.query_mask
-    positions = _real_numbers(row, where, getattr(sample, where))
-    values = _real_numbers(row, channel, getattr(sample, channel))
-    name = f"sample {row}: {group}"
+    positions, values = (_real_numbers(name, getattr(sample, name)) for name in (where, channel))
     if positions.ndim != 2 or values.ndim != 2 or len(positions) != len(values):
         raise ValueError(
-            f"{name} must be positions (n, axes) and values (n, channels), "
+            f"{group} must be positions (n, axes) and values (n, channels), "
             f"got {positions.shape} and {values.shape}"
         )
     if positions.shape[1] != domain.axes:
-        raise ValueError(f"{name} must have {domain.axes} axes, got {positions.shape[1]}")
+        raise ValueError(f"{group} must have {domain.axes} axes, got {positions.shape[1]}")
     channels = values.shape[1] if first is None else getattr(first, channel).shape[1]
     if values.shape[1] != channels:
         raise ValueError(
-            f"{group}/{channel} of sample {row} must have {channels} channels like the samples "
-            f"before, got {values.shape[1]}"
+            f"{group}/{channel} must have {channels} channels like the samples before, "
+            f"got {values.shape[1]}"
         )
     real = ~(np.ma.getmaskarray(positions).any(axis=1) | np.ma.getmaskarray(values).any(axis=1))
     if mask is not None:
         given = np.asarray(mask)
         if given.dtype != np.bool_ or given.shape != (len(positions),):
-            raise ValueError(f"{name}: mask must be bool of shape ({len(positions)},)")
+            raise ValueError(f"{group}: mask must be bool of shape ({len(positions)},)")
         real &= given
     points, numbers = np.ma.getdata(positions)[real], np.ma.getdata(values)[real]
     if len(points) == 0:
-        raise ValueError(f"{name} must hold at least one point")
+        raise ValueError(f"{group} must hold at least one point")
     if not (_finite(points) and _finite(numbers)):
-        raise ValueError(f"{name} must be finite, got NaN or infinity")
+        raise ValueError(f"{group} must be finite, got NaN or infinity")
     if not inside(points, domain):
-        raise ValueError(f"{name} must lie in the domain {domain.low} to {domain.high}")
+        raise ValueError(f"{group} must lie in the domain {domain.low} to {domain.high}")
     return points, numbers

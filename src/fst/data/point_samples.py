@@ -18,20 +18,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fst.data import samples
 from fst.data.files import DataError, reading
 from fst.data.images import listed
 from fst.data.point_files import LAYOUT, PointFile, Points
-from fst.data.samples import (
-    Asked,
-    Batch,
-    RunningMoments,
-    Samples,
-    Statistics,
-    Streamed,
-    moments,
-    random_subsets,
-)
-from fst.types import Domain, Observations
+from fst.data.samples import Asked, Batch, RunningMoments, Samples, Statistics, Streamed
+from fst.types import Device, Domain, Observations
 
 # ‖target‖² in float32, in which errors are measured, must leave room above for a first prediction
 # and below for a small error; and a sample so much smaller than the typical one would overflow the
@@ -47,9 +39,7 @@ LARGEST_OFFSET = 5.0
 @dataclass(frozen=True)
 class Ragged:
     """Rows of unequal length laid end to end: row i is points `starts[i]` to `+ sizes[i]`.
-
-    `shortest` and `longest` are those of the whole split, by which every batch of it is padded.
-    """
+    `shortest` and `longest` are those of the whole split, by which every batch of it is padded."""
 
     positions: Float[Tensor, "p s"]
     values: Float[Tensor, "p v"]
@@ -59,20 +49,13 @@ class Ragged:
     longest: int
 
     @classmethod
-    def of(
-        cls,
-        positions: Float[Tensor, "p s"] | Float[np.ndarray, "p s"],
-        values: Float[Tensor, "p v"] | Float[np.ndarray, "p v"],
-        sizes: Int[Tensor, " n"] | Int[np.ndarray, " n"],
-        *,
-        limits: tuple[int, int] | None = None,
-    ) -> Self:
-        """Of `Points`, or of tensors as they are."""
-        positions, values, sizes = map(torch.as_tensor, (positions, values, sizes))
+    def of(cls, *points: Tensor | np.ndarray, limits: tuple[int, int] | None = None) -> Self:
+        """Of the positions, values and sizes of `Points`, or of the same as tensors."""
+        positions, values, sizes = map(torch.as_tensor, points)
         limits = limits or (int(sizes.min()), int(sizes.max()))
         return cls(positions, values, sizes.cumsum(dim=0) - sizes, sizes, *limits)
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         tensors: Any = {n: t.to(device) for n, t in vars(self).items() if isinstance(t, Tensor)}
         return replace(self, **tensors)
 
@@ -80,9 +63,7 @@ class Ragged:
         self, rows: Int[Tensor, " b"] | None = None, chosen: Int[Tensor, "b k"] | None = None
     ) -> tuple[Float[Tensor, "b k s"], Float[Tensor, "b k v"], Bool[Tensor, "b k"] | None]:
         """Positions and values of the rows' points `chosen`, and which of those points exist.
-
-        Without `rows` or `chosen` all of them.
-        """
+        Without `rows` or `chosen` all of them."""
         if rows is None:
             rows = torch.arange(len(self.sizes), device=self.sizes.device)
         if chosen is None:
@@ -112,20 +93,14 @@ class PointSamples(Samples):
 
     @classmethod
     def read(cls, file: PointFile, rows: np.ndarray, *, learned: bool = False) -> Self:
-        """The given rows of a file, on the CPU, if their relative errors are defined.
-
-        Targets that are `learned` together must also be of similar sizes.
-        """
+        """The given rows of a file, on the CPU, if their relative errors are defined. Targets that
+        are `learned` together must also be of similar sizes."""
         observed, queried = file.observations(rows), file.queries(rows)
         check = TargetCheck(file)
         check.see(rows, queried)
         check.finish(learned=learned)
-        return cls(
-            file.domain,
-            Ragged.of(*observed),
-            Ragged.of(*queried),
-            torch.from_numpy(file.conditions(rows)) if file.condition else None,
-        )
+        condition = torch.from_numpy(file.conditions(rows)) if file.condition else None
+        return cls(file.domain, Ragged.of(*observed), Ragged.of(*queried), condition)
 
     def __len__(self) -> int:
         return len(self.queried.sizes)
@@ -134,7 +109,7 @@ class PointSamples(Samples):
     def device(self) -> torch.device:
         return self.queried.values.device
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         condition = None if self.condition is None else self.condition.to(device)
         return type(self)(self.domain, self.observed.to(device), self.queried.to(device), condition)
 
@@ -163,7 +138,7 @@ class PointSamples(Samples):
         if count is None or count >= self.queried.longest:
             return None
         width = count + self._spare
-        return random_subsets(solutions, width, max(width, self.queried.longest), generator)
+        return samples.random_subsets(solutions, width, max(width, self.queried.longest), generator)
 
     def gather(self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None) -> Batch:
         if chosen is not None and self._spare:
@@ -178,14 +153,10 @@ class PointSamples(Samples):
 
     def statistics(self) -> Statistics:
         """One mean and standard deviation for each channel; 1 for a constant channel."""
-        value_mean, value_std = moments(self.observed.values)
-        output_mean, output_std = moments(self.queried.values)
-        return Statistics(
-            value_mean,
-            value_std.where(value_std > 0, 1.0),
-            output_mean,
-            output_std.where(output_std > 0, 1.0),
-        )
+        value_mean, value_std = samples.moments(self.observed.values)
+        output_mean, output_std = samples.moments(self.queried.values)
+        value_std, output_std = (std.where(std > 0, 1.0) for std in (value_std, output_std))
+        return Statistics(value_mean, value_std, output_mean, output_std)
 
 
 class StreamedPoints(Streamed, Samples):
@@ -196,12 +167,7 @@ class StreamedPoints(Streamed, Samples):
     """
 
     def __init__(
-        self,
-        file: PointFile,
-        rows: Int[np.ndarray, " n"],
-        *,
-        workers: int,
-        device: torch.device | str = "cpu",
+        self, file: PointFile, rows: Int[np.ndarray, " n"], *, workers: int, device: Device = "cpu"
     ) -> None:
         self.file = file
         self.rows = rows
@@ -302,7 +268,7 @@ class TargetCheck:
             raise DataError(
                 f"{self.file.path}: the relative error is undefined for targets that are all zero, "
                 "or too small or too large to be squared in float32 or beside the others, as they "
-                f"are in sample{'s' if len(bad) > 1 else ''} {listed([*map(str, bad)])}; leave "
+                f"are in sample{'s' if len(bad) > 1 else ''} {listed(bad)}; leave "
                 "such samples out, or measure the targets in another unit"
             )
         if learned:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fst.data.files import DataError
-from fst.types import Domain, Observations
+from fst.types import Device, Domain, Observations
 
 Storage = Literal["auto", "resident", "streamed"]
 
@@ -48,12 +48,11 @@ class Batch:
     targets: Float[Tensor, "b q c"]
     mask: Bool[Tensor, "b q"] | None = None
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         """On a device; without waiting where the batch is pinned."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
-        """As PyTorch's loader asks for it."""
         return self._each(lambda tensor: tensor.pin_memory())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -85,18 +84,14 @@ class Asked(NamedTuple):
 
 
 class Rows(ABC):
-    """Numbered samples on one device: all that the training loop needs to know of data.
-
-    What a batch holds is between the data and the training objective.
-    """
+    """Numbered samples on one device: all that the training loop needs to know of data. What a
+    batch holds is between the data and the training objective."""
 
     streamed: ClassVar[bool] = False
     """Whether training reads batches by `iterate`, and lets the plan say what is random."""
 
-    @property
-    def augmented(self) -> bool:
-        """Whether samples can be changed at random."""
-        return False
+    augmented: bool = False
+    """Whether samples can be changed at random."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -106,16 +101,14 @@ class Rows(ABC):
     def device(self) -> torch.device: ...
 
     @abstractmethod
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         """The same rows on a device, as a new object."""
 
     def choose(
         self, solutions: int, count: int | None, generator: torch.Generator
     ) -> Int[Tensor, "b k"] | None:
-        """Random targets for each of `solutions` rows, without replacement; None asks for all.
-
-        The generator lives on the samples' device. The result is for `batch` alone to interpret.
-        """
+        """Random targets for each of `solutions` rows, without replacement; None asks for all. The
+        generator lives on the samples' device. The result is for `batch` alone to interpret."""
         return None
 
     def augmentations(self, solutions: int, generator: torch.Generator) -> Tensor | None:
@@ -128,10 +121,8 @@ class Rows(ABC):
         chosen: Int[Tensor, "b k"] | None = None,
         augmentation: Tensor | None = None,
     ) -> Any:
-        """The given rows, at the `chosen` targets (all of them when None).
-
-        `chosen` and `augmentation` come from the two methods above.
-        """
+        """The given rows, at the `chosen` targets (all of them when None). `chosen` and
+        `augmentation` come from the two methods above."""
         if augmentation is not None and not self.augmented:
             raise ValueError("augmentation was given, but these samples are used as stored")
         return self.gather(rows, chosen, augmentation)
@@ -171,10 +162,9 @@ class Streamed(Rows):
 
     @property
     def device(self) -> torch.device:
-        """Where `batch` and `iterate` put samples."""
         return self._device
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         moved = copy.copy(self)
         moved._device = torch.device(device)
         return moved
@@ -214,7 +204,6 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def device_memory(device: torch.device) -> int | None:
-    """Bytes of a GPU's memory; None for other devices."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
@@ -238,6 +227,8 @@ class Samples(Rows):
     value_channels: int
     output_channels: int
     condition: Float[Tensor, "n c"] | None = None
+    moves: tuple[int, ...] = ()
+    """How many symmetries of each kind can move samples; number 0 leaves them as they are."""
 
     @property
     def grid_shape(self) -> tuple[int, ...] | None:
@@ -356,9 +347,7 @@ def index_coordinates(indices: Int[Tensor, "q s"], grid: tuple[int, ...]) -> Flo
 
 def boundary_observation_indices(times: int, points: int) -> Int[Tensor, "n 2"]:
     """Where Burgers is observed, as (time, cell): all of t = 0, then both end cells of each time.
-
-    For the paper's 201 × 1,024 grid these are 1,024 + 2·200 = 1,424 points.
-    """
+    For the paper's 201 × 1,024 grid these are 1,024 + 2·200 = 1,424 points."""
     initial = index_product((torch.zeros(1, dtype=torch.long), torch.arange(points)))
     ends = torch.tensor([0, points - 1])
     return torch.cat([initial, index_product((torch.arange(1, times), ends))])
@@ -366,10 +355,8 @@ def boundary_observation_indices(times: int, points: int) -> Int[Tensor, "n 2"]:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class GridSamples(Samples):
-    """One scalar field per sample on a tensor-product grid, observed at the same points.
-
-    `targets` holds the values at `held`, the kept indices of each axis of the original `grid`.
-    """
+    """One scalar field per sample on a tensor-product grid, observed at the same points. `targets`
+    holds the values at `held`, the kept indices of each axis of the original `grid`."""
 
     value_channels = 1
     output_channels = 1
@@ -404,15 +391,26 @@ class GridSamples(Samples):
         cls, values: Float[Tensor, "n *grid"], targets: Float[Tensor, "n *grid"]
     ) -> Self:
         """Samples whose values are observed at every point of the grid that holds the targets."""
+        everywhere = index_product(tuple(map(torch.arange, targets.shape[1:])))
+        return cls.observed_at(everywhere, values.flatten(1), targets)
+
+    @classmethod
+    def observed_at(
+        cls,
+        where: Int[Tensor, "o s"],
+        values: Float[Tensor, "n o"],
+        targets: Float[Tensor, "n *grid"],
+        condition: Float[Tensor, "n c"] | None = None,
+    ) -> Self:
+        """Samples that hold the whole grid of the targets, observed at these indices of it."""
         grid = tuple(targets.shape[1:])
-        held = tuple(torch.arange(size) for size in grid)
-        positions = index_coordinates(index_product(held), grid)
         return cls(
             grid=grid,
-            held=held,
+            held=tuple(map(torch.arange, grid)),
             targets=targets,
-            observed_positions=positions,
-            observed_values=values.flatten(1),
+            observed_positions=index_coordinates(where, grid),
+            observed_values=values,
+            condition=condition,
         )
 
     def _parts(self) -> dict[str, Any]:
@@ -430,7 +428,7 @@ class GridSamples(Samples):
         """How many points of each axis are held, to fold a batch's targets into a field."""
         return tuple(len(indices) for indices in self.held)
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: Device) -> Self:
         return type(self)(**self._parts() | {"targets": self.targets.to(device)})
 
     def choose(
@@ -441,20 +439,29 @@ class GridSamples(Samples):
             return None
         return random_subsets(solutions, count, total, generator)
 
+    def augmentations(
+        self, solutions: int, generator: torch.Generator
+    ) -> Int[Tensor, "b a"] | None:
+        """For each row a uniform move of each kind."""
+        if not self.moves:
+            return None
+        # A 62-bit number modulo the range: one draw for all, with a bias below 1e-15.
+        shape, device = (solutions, len(self.moves)), generator.device
+        drawn = torch.randint(2**62, shape, generator=generator, device=device)
+        return torch.stack([drawn[:, k] % below for k, below in enumerate(self.moves)], dim=1)
+
     def gather(self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None) -> Batch:
         values, targets = self.numbers(rows, chosen, augmentation)
         queries = self.queries if chosen is None else self.queries[chosen]
-        observations = Observations(
-            self.observed_positions.expand(len(rows), -1, -1),
-            values[..., None],
-            None if self.condition is None else self.condition[rows],
-        )
+        positions = self.observed_positions.expand(len(rows), -1, -1)
+        condition = None if self.condition is None else self.condition[rows]
+        observations = Observations(positions, values[..., None], condition)
         return Batch(observations, queries.expand(len(rows), -1, -1), targets[..., None])
 
     def numbers(
         self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
     ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
-        """Observed values and targets."""
+        """Observed values and targets, of moved samples where an augmentation says how."""
         flat = self.targets.flatten(1)
         return self.observed_values[rows], flat[rows if chosen is None else (rows[:, None], chosen)]
 
@@ -479,37 +486,6 @@ class GridSamples(Samples):
         return Statistics(*scalar_moments(self.observed_values), *scalar_moments(self.targets))
 
 
-class MovedSamples(GridSamples):
-    """Training samples moved at random by symmetries of their equation."""
-
-    moves: tuple[int, ...]
-    """How many there are of each kind; number 0 leaves a sample as it is."""
-
-    @property
-    def augmented(self) -> bool:
-        return True
-
-    def augmentations(self, solutions: int, generator: torch.Generator) -> Int[Tensor, "b a"]:
-        """For each row a uniform move of each kind."""
-        # A 62-bit number modulo the range: one draw for all, with a bias below 1e-15.
-        shape, device = (solutions, len(self.moves)), generator.device
-        drawn = torch.randint(2**62, shape, generator=generator, device=device)
-        return torch.stack([drawn[:, k] % below for k, below in enumerate(self.moves)], dim=1)
-
-    def numbers(
-        self, rows: Tensor, chosen: Tensor | None, augmentation: Tensor | None
-    ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
-        if augmentation is None:
-            augmentation = rows.new_zeros(len(rows), len(self.moves))
-        return self.moved(rows, chosen, augmentation)
-
-    @abstractmethod
-    def moved(
-        self, rows: Tensor, chosen: Tensor | None, augmentation: Int[Tensor, "b a"]
-    ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
-        """Observed values and targets of the moved samples."""
-
-
 class BurgersSamples(GridSamples):
     """Burgers: inputs and targets are one quantity, with one mean and standard deviation."""
 
@@ -518,16 +494,8 @@ class BurgersSamples(GridSamples):
         cls, solutions: Float[Tensor, "n t x"], condition: Float[Tensor, "n c"] | None = None
     ) -> Self:
         """Whole solutions, observed where those of the recipes are: at t = 0 and in both ends."""
-        grid = (solutions.shape[1], solutions.shape[2])
-        where = boundary_observation_indices(*grid).to(solutions.device)
-        return cls(
-            grid=grid,
-            held=tuple(torch.arange(size) for size in grid),
-            targets=solutions,
-            observed_positions=index_coordinates(where, grid),
-            observed_values=solutions[:, where[:, 0], where[:, 1]],
-            condition=condition,
-        )
+        where = boundary_observation_indices(*solutions.shape[1:]).to(solutions.device)
+        return cls.observed_at(where, solutions[:, where[:, 0], where[:, 1]], solutions, condition)
 
     def statistics(self) -> Statistics:
         subset = self

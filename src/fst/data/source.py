@@ -1,8 +1,5 @@
 """A source of data: what a recipe says about its data, and all that commands ask of it.
 
-To add a task, derive from `DataSource` in a file of this folder (or from `MadeData`, where the data
-can be made) and write its recipes; nothing else has to know the new kind.
-
 Training, validation and test are three types, so that one cannot be handed over as another. Which
 rows of a file belong to which split is a `Partition`: named in the file, or drawn by seed. A
 partition whose splits overlap cannot be made.
@@ -25,7 +22,7 @@ from fst.data.files import DataError, Plan, Produce, blame, settle_existing, wri
 from fst.data.samples import Rows
 from fst.io import publish
 from fst.terminal import Terminal
-from fst.types import check_argument
+from fst.types import Device
 
 # A recipe: any dataclass with a `model`, `data` and `evaluation`.
 Recipe = TypeVar("Recipe")
@@ -98,7 +95,6 @@ class Partition:
 
     @property
     def digest(self) -> str:
-        """Tells which rows are in which split."""
         found = hashlib.sha256()
         for name in SPLITS:
             rows = getattr(self, name).astype(np.int64)
@@ -142,17 +138,14 @@ class Partition:
         Files of equal length, such as those of several viscosities, get the same rows: PDEBench
         uses one list of initial conditions for all of them, and none may be in two splits.
         """
-        counts = {"training": training, "validation": validation, "test": test}
-        negative = [name for name, count in counts.items() if count < 0]
-        if negative or sum(counts.values()) > total:
+        ends = np.cumsum([training, validation, test])
+        if min(training, validation, test) < 0 or ends[-1] > total:
             raise ValueError(
                 f"cannot draw {training} training, {validation} validation and {test} test rows "
                 f"from {total}"
             )
         order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).numpy()
-        ends = np.cumsum(list(counts.values()))
-        lists = np.split(order[: ends[-1]], ends[:-1])
-        return cls(*(np.sort(rows) for rows in lists))
+        return cls(*map(np.sort, np.split(order[: ends[-1]], ends[:-1])))
 
 
 def stored_partition(path: Path, file: h5py.File, rows: int) -> Partition | None:
@@ -185,7 +178,6 @@ class DataSource(ABC):
 
     def labels(self, folder: Path) -> dict[str, list[list[str]]]:
         """Names and units of axes, values, targets and condition, where a file says them."""
-        del folder
         return {}
 
     @property
@@ -207,15 +199,13 @@ class DataSource(ABC):
         return []
 
     @abstractmethod
-    def prepare(
-        self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
-    ) -> None:
+    def prepare(self, folder: Path, device: Device = "cpu", console: Console | None = None) -> None:
         """Make what is missing and check what is there, so that errors come early."""
 
     def load(
         self,
         folder: Path | str,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         *,
         augment: bool = False,
         console: Console | None = None,
@@ -231,7 +221,7 @@ class DataSource(ABC):
         """Training and validation samples; where `augment`, those that can be changed at random."""
 
     @abstractmethod
-    def load_test(self, folder: Path, device: torch.device | str = "cpu") -> TestSplit[Any]: ...
+    def load_test(self, folder: Path, device: Device = "cpu") -> TestSplit[Any]: ...
 
     @abstractmethod
     def fingerprint(self, folder: Path) -> dict[str, Any]:
@@ -243,7 +233,6 @@ class DataSource(ABC):
 
     def on_domain(self, model: Any, folder: Path) -> Any:
         """The configuration of trained weights for these data, where they lie in another box."""
-        del folder
         return model
 
     def check_fits(self, recipe: Any, run: Path, folder: Path) -> None:
@@ -273,26 +262,10 @@ class DataSource(ABC):
 
 
 class MadeData(DataSource):
-    """Solutions of an equation on a grid, in files that are made where they are missing.
+    """Solutions of an equation on a grid, in files that are made where they are missing. Each file
+    is known by its path and its part: what `make` needs besides the path to make it."""
 
-    Each file is known by its path and its part: what `make` needs besides the path to make it.
-    """
-
-    training: int
-    validation: int
-    test: int
     seed: int
-    split_seed: int
-
-    def check_counts(self) -> None:
-        """Raise where the numbers of samples or the seeds are wrong."""
-        if min(self.training, self.validation, self.test) < 0 or self.training == 0:
-            raise ValueError(
-                "training must be positive, validation and test not negative, "
-                f"got {self.training}, {self.validation} and {self.test}"
-            )
-        for name in ("seed", "split_seed"):
-            check_argument(name, getattr(self, name), int, least=0)
 
     @abstractmethod
     def parts(self, folder: Path) -> dict[Path, tuple[Any, ...]]:
@@ -304,11 +277,17 @@ class MadeData(DataSource):
 
     @abstractmethod
     def layout(self, path: Path) -> Any:
-        """A file whose layout has been checked, with its `provenance` and `blocks` of rows."""
+        """A file whose layout has been checked, with its `provenance` and `blocks` of rows. A block
+        is a tuple that ends with the solutions."""
 
     @abstractmethod
+    def rows_of(self, file: Any, *part: Any) -> Partition:
+        """Which rows of a file are used; raise where it is not of this recipe."""
+
     def opened(self, path: Path, *part: Any) -> tuple[Any, Partition]:
-        """A file that was checked to be of this recipe, and which of its rows are used."""
+        file = self.layout(path)
+        with blame(path):
+            return file, self.rows_of(file, *part)
 
     def for_training(self, folder: Path) -> list[tuple[Any, Partition]]:
         """The files that hold training and validation."""
@@ -317,9 +296,7 @@ class MadeData(DataSource):
     def files(self, folder: Path) -> list[Path]:
         return list(self.parts(folder))
 
-    def prepare(
-        self, folder: Path, device: torch.device | str = "cpu", console: Console | None = None
-    ) -> None:
+    def prepare(self, folder: Path, device: Device = "cpu", console: Console | None = None) -> None:
         """Make the files that are missing. A file that is there is checked and kept."""
         console = console or Terminal()
         for path, part in self.parts(folder).items():
@@ -334,7 +311,7 @@ class MadeData(DataSource):
         self,
         path: Path,
         *part: Any,
-        device: torch.device | str,
+        device: Device,
         console: Console,
         batch_size: int | None = None,
         force: bool = False,
@@ -355,10 +332,8 @@ class MadeData(DataSource):
         publish(plan.part, plan.path)
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
-        """By which the data of a run are known again: their splits, and the size of a few rows.
-
-        It tells other samples, and another solver, but not the rounding of another device.
-        """
+        """By which the data of a run are known again: their splits, and the size of a few rows. It
+        tells other samples, and another solver, but not the rounding of another device."""
         opened = self.for_training(folder)
         sizes: list[float] = []
         for file, partition in opened:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from importlib import import_module
-from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 import torch
 import triton
@@ -123,16 +123,9 @@ def _any_requires_grad(arguments: tuple[Any, ...]) -> bool:
 MOST_LAUNCHES = 4096
 
 
-class _CompiledLaunch(NamedTuple):
-    """A compiled kernel, the constants that belong behind its arguments, and all that must live as
-    long as its `id` is part of a key."""
-
-    compiled: Any
-    constants: tuple[Any, ...]
-    kept: tuple[Any, ...]
-
-
-_launch_cache: dict[tuple[Any, ...], _CompiledLaunch] = {}
+# A compiled kernel, the constants that belong behind its arguments, and all that must live as long
+# as its `id` is part of a key.
+_launch_cache: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = {}
 
 
 def _specialization(argument: Any) -> Any:
@@ -162,7 +155,8 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constan
             _noted.setdefault((id(kernel), *seen), (kernel, arguments, constants))
         return
     if cached is not None:
-        cached.compiled[(*grid, 1, 1)[:3]](*arguments, *cached.constants)
+        compiled, rest, _ = cached
+        compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
         return
     if _noted:
         _compile_noted()
@@ -173,9 +167,8 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constan
     if len(_launch_cache) >= MOST_LAUNCHES:
         _launch_cache.clear()
     rest = tuple(constants[name] for name in names)
-    _launch_cache[key] = _CompiledLaunch(
-        compiled, rest, (kernel, *(each.layout for each in arguments if hasattr(each, "seen")))
-    )
+    kept = kernel, *(each.layout for each in arguments if hasattr(each, "seen"))
+    _launch_cache[key] = compiled, rest, kept
 
 
 class _Traced(Tensor):
@@ -283,7 +276,6 @@ def _on_hopper(tensor: Tensor) -> bool:
 
 
 def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU."""
     count: int = _answer(torch.cuda.get_device_properties, device).multi_processor_count
     return count
 
@@ -294,10 +286,8 @@ def from_module(module: str, function: str, *arguments: Any) -> Callable[[], Non
 
 
 def try_on_hopper(family: str, tensor: Tensor, launch: Callable[[], None]) -> bool:
-    """Whether `launch` ran, on the GPU that holds the tensor.
-
-    If it fails, a warning says so and no kernel of the family is tried again.
-    """
+    """Whether `launch` ran, on the GPU that holds the tensor. If it fails, a warning says so and no
+    kernel of the family is tried again."""
     if family in _given_up or not _on_hopper(tensor):
         return False
     if _noting.get():

@@ -198,25 +198,36 @@ def aligned(size: int) -> int:
     return size + -size % ALIGNMENT
 
 
+class FusedObserved(NamedTuple):
+    """Keys and values that `project` has made, the packed weights, and for images the anchors'
+    extra channels."""
+
+    memory: Float[Tensor, "b n 2 h k"]
+    packed: PackedWeights
+    channels: Float[Tensor, "b m e"] | None = None
+
+
 def attend_normed(
     layer: Attention,
     tokens: Float[Tensor, "b p d"],
-    norm: nn.LayerNorm,
-    memory: Float[Tensor, "b n 2 h k"],
+    norm: nn.LayerNorm | None,
+    observed: FusedObserved,
     mask: Bool[Tensor, "b n"] | None,
-    packed: PackedWeights,
 ) -> Float[Tensor, "b p d"]:
-    """attention(LN(x)) for keys and values that `project` has made."""
+    """attention(LN(x)), with extra channels of the queries where there are some."""
+    memory, packed, channels = observed
     size = memory.shape[-1]
-    queries = project(tokens, norm, (layer.query,), layer.heads, size, packed)
-    return attend(layer.output, queries.squeeze(2).transpose(1, 2), memory, mask, packed)
+    # Not `[:, :, 0]`, whose gradient would be a copy.
+    queries = project(tokens, norm, (layer.query,), layer.heads, size, packed).squeeze(2)
+    if channels is not None:
+        padding = (layer.head_size, size - layer.head_size - channels.shape[-1])
+        queries = queries + F.pad(channels, padding).unsqueeze(2)
+    return attend(layer.output, queries.transpose(1, 2), memory, mask, packed)
 
 
 class FusedAttention(Attention):
     """Projections of the same tokens as one product, with heads of a size that attention likes.
-
-    Keys and values stay in one tensor: that tells them from the plain module's.
-    """
+    Keys and values stay in one tensor: that tells them from the plain module's."""
 
     def _applies(self, tokens: Tensor) -> bool:
         return on_gpu(tokens) and product_dtype(tokens).itemsize == 2
@@ -238,8 +249,7 @@ class FusedAttention(Attention):
     ) -> Float[Tensor, "b p d"]:
         if not isinstance(keys_values, Tensor):
             return super().forward(tokens, keys_values, mask)
-        queries = self._project(tokens, self.query).squeeze(2).transpose(1, 2)
-        return attend(self.output, queries, keys_values, mask, PackedWeights())
+        return attend_normed(self, tokens, None, FusedObserved(keys_values, PackedWeights()), mask)
 
     def attend_to_self(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
         if not self._applies(tokens):
@@ -372,9 +382,7 @@ def point_mlp(
 
 class FusedBlend(Blend):
     """Equation 1 without weights in memory: fused on a GPU, from the anchors that matter on a CPU.
-
-    Anchors are left out where all of them together weigh less than the rounding of the features.
-    """
+    Anchors are left out where all of them together weigh less than the rounding of the features."""
 
     def forward(
         self,
@@ -404,13 +412,6 @@ class FusedBlend(Blend):
 # One refinement step
 
 
-class FusedObserved(NamedTuple):
-    """Keys and values of the observations, and the weights of the read, packed."""
-
-    memory: Float[Tensor, "b n 2 h k"]
-    packed: PackedWeights
-
-
 class FusedRead(Read):
     """Equation 2: norms in one kernel with the projections, x + FFN(LN(x)) in one."""
 
@@ -425,9 +426,8 @@ class FusedRead(Read):
     def forward(self, z: Float[Tensor, "b m d"], context: Context) -> Float[Tensor, "b m d"]:
         if not isinstance(context.observed, FusedObserved):
             return super().forward(z, context)
-        memory, packed = context.observed
-        z = z + attend_normed(self.attention, z, self.norm_a, memory, context.mask, packed)
-        return residual_feed(z, self.norm_2, self.feed_forward, packed)
+        z = z + attend_normed(self.attention, z, self.norm_a, context.observed, context.mask)
+        return residual_feed(z, self.norm_2, self.feed_forward, context.observed.packed)
 
 
 class _RowsAndTokens(torch.autograd.Function):
@@ -516,7 +516,7 @@ class FusedEvaluateMixWrite(EvaluateMixWrite):
 
         pair = write.key, write.value
         memory = project(e, self.norm_e, pair, write.heads, size, packed)
-        z = z + attend_normed(write, at_anchors, self.norm_q, memory, None, packed)
+        z = z + attend_normed(write, at_anchors, self.norm_q, FusedObserved(memory, packed), None)
         return residual_feed(z, self.norm_v, self.write_feed, packed)
 
 
@@ -641,14 +641,6 @@ def _sortable(queries: Float[Tensor, "b q s"]) -> bool:
 # Images
 
 
-class FusedPatches(NamedTuple):
-    """Keys and values of the patches, the anchors' extra channels, and the packed weights."""
-
-    memory: Float[Tensor, "b n 2 h k"]
-    channels: Float[Tensor, "b m e"]
-    packed: PackedWeights
-
-
 EXTRA_CHANNELS = 7  # two parts of both axes and of the patch's own term, and the anchor's own
 MOST_PATCHES = 256  # on an axis: beyond, odd numbers are no longer exact in bfloat16
 
@@ -664,7 +656,7 @@ def two_parts(exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (exact - rest).to(dtype), rest.to(dtype)
 
 
-class FusedDistanceRead(DistanceRead):
+class FusedDistanceRead(FusedRead, DistanceRead):
     """The bias towards near patches as a few more channels of each head, without a tensor of it.
 
     The square in the bias is a dot product,
@@ -685,14 +677,8 @@ class FusedDistanceRead(DistanceRead):
             not takes_tokens(tokens, 2 * layer.heads * size)
             or max(grid.rows, grid.columns) > MOST_PATCHES
         ):
-            return super().precompute(tokens, anchors)
+            return DistanceRead.precompute(self, tokens, anchors)
         return patch_memory(layer, tokens, self.norm_h, anchors.positions, PackedWeights())
-
-    def forward(self, z: Float[Tensor, "b m d"], context: Context) -> Float[Tensor, "b m d"]:
-        if not isinstance(context.observed, FusedPatches):
-            return super().forward(z, context)
-        z = z + attend_to_patches(self.attention, z, self.norm_a, context.observed)
-        return residual_feed(z, self.norm_2, self.feed_forward, context.observed.packed)
 
 
 def patch_memory(
@@ -701,7 +687,7 @@ def patch_memory(
     norm: nn.LayerNorm | None,
     positions: Float[Tensor, "b m 2"],
     packed: PackedWeights,
-) -> FusedPatches:
+) -> FusedObserved:
     """What all refinement steps share: patches and anchors stay where they are."""
     size = aligned(layer.head_size + EXTRA_CHANNELS)
     memory = project(tokens, norm, (layer.key, layer.value), layer.heads, size, packed)
@@ -710,22 +696,7 @@ def patch_memory(
     extra = F.pad(extra, (0, size - extra.shape[-1]))
     extra = torch.stack((extra, torch.zeros_like(extra)), dim=1).unsqueeze(2)  # n 2 1 k
     channels = query_channels(layer, positions, memory.dtype)
-    return FusedPatches(memory + extra, channels, packed)
-
-
-def attend_to_patches(
-    layer: DistanceAttention,
-    tokens: Float[Tensor, "b m d"],
-    norm: nn.LayerNorm | None,
-    patches: FusedPatches,
-) -> Float[Tensor, "b m d"]:
-    memory, channels, packed = patches
-    size = memory.shape[-1]
-    # Not `[:, :, 0]`, whose gradient would be a copy.
-    queries = project(tokens, norm, (layer.query,), layer.heads, size, packed).squeeze(2)
-    extra = F.pad(channels, (layer.head_size, size - layer.head_size - EXTRA_CHANNELS))
-    queries = (queries + extra.unsqueeze(2)).transpose(1, 2)
-    return attend(layer.output, queries, memory, None, packed)
+    return FusedObserved(memory + extra, packed, channels)
 
 
 def _counts(layer: DistanceAttention) -> Float[Tensor, " 2"]:
