@@ -298,6 +298,14 @@ def check_command(words: Sequence[str]) -> None:
     )
 
 
+def check_options(words: Sequence[str]) -> None:
+    """An option that is given twice would count once, its last time."""
+    names = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{printable(name)} is given twice; give it once, with all its values")
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Whether something was too large to be allocated; PyTorch says so in words alone."""
     words = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
@@ -334,6 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     speak_plainly()
     try:
         check_command(words)
+        check_options(words)
         run(words)
         from fst.training.loop import end_processes
 
