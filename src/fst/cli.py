@@ -299,11 +299,10 @@ def check_command(words: Sequence[str]) -> None:
 
 
 def check_options(words: Sequence[str]) -> None:
-    """An option that is given twice would count once, its last time."""
-    names = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{printable(name)} is given twice; give it once, with all its values")
+    """Of an option given twice the last counts, as usual; one with a list would lose a part."""
+    for name in ("--set", "--models"):
+        if sum(word.partition("=")[0] == name for word in words) > 1:
+            raise ValueError(f"{name} is given twice; give it once, with all its values")
 
 
 def is_out_of_memory(error: Exception) -> bool:

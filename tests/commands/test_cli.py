@@ -152,13 +152,9 @@ MISTAKES = {
     "evaluate nothing": (["evaluate", "nowhere"], "no run folder"),
     "report nothing": (["report", "nowhere", "--out", "page"], "no such run folder"),
     "show nothing": (["recipes", "dracy/fst"], "darcy/fst"),
-    "an option twice": (
+    "a list in two parts": (
         ["compare", "demo", "--set", "fno.model.width=8", "--set", "fno.model.layers=2"],
         "--set is given twice; give it once, with all its values",
-    ),
-    "an option twice, spelled in two ways": (
-        ["train", "demo/burgers", "--batch-size", "4", "--batch_size=8", "--out", "x"],
-        "--batch-size is given twice",
     ),
     "own without data": (["train", "own/fst", "--out", "x"], "add --data FILE"),
     "own without a file": (["train", "own/fst", "--out", "x", "--data", "no.h5"], "no.h5"),

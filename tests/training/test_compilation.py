@@ -55,6 +55,7 @@ def test_every_recipe_leaves_it_open_but_the_demo():
     assert {name: choice for name, choice in chosen.items() if choice is not None} == {
         "demo/burgers": False,
         "demo/fno": False,
+        "demo/perceiver-io": False,
     }
 
 

@@ -31,6 +31,7 @@ _FUNCTIONS: list[Callable[[], Recipe]] = [
     *ablation.recipes(),
     demo.burgers,
     demo.fno,
+    demo.perceiver_io,
     *own.RECIPES,
     images.own_fst,
     images.own_vit,
