@@ -98,8 +98,14 @@ def train(
         raise ValueError("name a recipe (fst train RECIPE --out DIR) or --resume DIR")
     from fst.commands.train import resume as go_on
 
-    given: dict[str, Any] = {"checkpoint": checkpoint, "rate_factor": rate_factor}
-    go_on(resume, **given, data=data, device=device, console=console)
+    go_on(
+        resume,
+        checkpoint=checkpoint,
+        rate_factor=rate_factor,
+        data=data,
+        device=device,
+        console=console,
+    )
 
 
 @command("evaluate.evaluate")

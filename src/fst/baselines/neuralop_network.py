@@ -2,7 +2,7 @@
 
 The package's own defaults, with three things done from outside. The Fourier transforms run in
 float32 whatever the surrounding precision, as the paper trains, and so does the first layer, which
-reads the coordinates. They are computed for the modes that are kept, and no others. The grid
+reads the coordinates. The transforms are computed for the modes that are kept alone. The grid
 coordinates, which the package appends to its input by default, come from the caller: the package
 caches them on the device of its first call, and then fails on another.
 

@@ -43,7 +43,12 @@ def draw_new_solutions(weights: str, picture: Path, *, samples: int = 1, seed: i
 
 
 def demo(out: Path, *, device: str | None = None, console: Console | None = None) -> None:
-    """Ask shipped weights; then make data, train, evaluate and draw. Asked again, it goes on."""
+    """Ask shipped weights; then generate data, train, evaluate beside predictors without
+    parameters, and draw.
+
+    Asked again, it goes on with a training that was interrupted, and does not repeat one that
+    has ended.
+    """
     console = console or Terminal()
     if (out / "recipe.json").is_file() and (name := read_recipe(out).name) != RECIPE:
         raise TrainingError(f"{out} holds a run of {name}, not of {RECIPE}: choose another folder")

@@ -84,7 +84,12 @@ def predict(
     force: bool = False,
     console: Console | None = None,
 ) -> Prediction:
-    """Ask a trained model and write its answer to `out`; the command line explains the options."""
+    """Ask a trained model and write its answer to `out` (.npz, .h5, .csv, .vtu or .nc).
+
+    `run` is a run folder, a folder of `save_pretrained`, or hf://owner/name for the hub.
+    `neighbors` decodes from that many nearest anchors only. `condition` serves every sample of a
+    file that holds none. `device` is the GPU where there is one, unless it is given.
+    """
     check_output(out, FORMATS, force)
     check_neighbors(neighbors)
     model, known = load_model(run), run_labels(run)
@@ -165,7 +170,11 @@ def predict_images(
     force: bool = False,
     console: Console | None = None,
 ) -> Guesses:
-    """Ask a classifier about images; one line each to `out` (.csv): the most probable classes."""
+    """Ask a trained classifier about images and write its answers to `out` (.csv).
+
+    One line an image: the file, the most probable classes (five, or all where there are fewer),
+    and their probabilities. `run` is as for `predict`.
+    """
     check_output(out, (".csv",), force)
     files = open_images(images)
     model = load_any(run)

@@ -34,11 +34,17 @@ RATE_FACTOR = "rate_factor"
 # What decides the course of a training. How a run is scored and named may change later.
 PARTS = ("model", "data", "training", "standardization")
 # These decide how fast it goes and what is kept of it, not where it goes.
-FREE_TRAINING = (
-    *("accumulate", "checkpoint_every", "compile", "compile_mode"),
-    *("keep", "log_every", "tensorboard", "wandb"),
+FREE = (
+    "data.workers",
+    "training.accumulate",
+    "training.checkpoint_every",
+    "training.compile",
+    "training.compile_mode",
+    "training.keep",
+    "training.log_every",
+    "training.tensorboard",
+    "training.wandb",
 )
-FREE = ("data.workers", *(f"training.{name}" for name in FREE_TRAINING))
 
 
 def train(

@@ -54,7 +54,7 @@ def burgers() -> Recipe:
     """A small FST on small Burgers solutions with shocks, ν = 0.02.
 
     Command: fst demo --out runs/demo, or fst train demo/burgers --out runs/demo
-    Cost: about four minutes on one CPU core.
+    Cost: about three minutes on one CPU core.
     """
     model = FunctionSpaceConfig(
         width=48,

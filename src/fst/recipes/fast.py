@@ -102,9 +102,9 @@ def mended(paper: Callable[[], Recipe]) -> Callable[[], Recipe]:
 # Of the 128 × 128 targets of a Darcy solution.
 DRAWN = 4_096
 NEEDS = "Needs function-space-transformer[baselines]."
-# Optimisers, rates and batch sizes on single-viscosity Burgers are the best of a small search for
-# each model, Muon and Adam at two or three rates each (LOG.md, 2026-11-18): Muon for all of them.
-# The other two tasks take over what was found there. FST was searched apart.
+# Optimisers, rates and batch sizes of the baselines on single-viscosity Burgers are the best of a
+# small search (LOG.md, 2026-11-18). Muon was better than Adam for FNO, Perceiver IO and DeepONet;
+# Transolver has not been tried with Adam yet. The other two tasks take over what was found there.
 VARIANTS = (
     Variant(
         burgers.single_fst, "muon", 1e-3,

@@ -127,7 +127,10 @@ def parse_budget(text: str) -> Budget:
 def spend(
     settings: TrainingSettings, steps: int, rate: float = math.inf, validations: int = VALIDATIONS
 ) -> TrainingSettings:
-    """The settings with so many steps; `rate`, steps a second, only decides how often to save."""
+    """The settings with a schedule of exactly this many steps, validated about ten times.
+
+    `rate` is the number of steps a second, and only decides how often the run is saved.
+    """
     if steps < FEWEST_STEPS:
         raise ValueError(f"steps must be at least {FEWEST_STEPS}, got {steps}")
     interval = math.ceil(steps / validations)
