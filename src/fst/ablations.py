@@ -72,8 +72,10 @@ class StaggeredCoordinates(nn.Module):
 
 
 class LearnedCoordinates(nn.Module):
-    """Ours, not the paper's: gaps that are learned, and the same for every input. What is gained
-    over even spacing and not lost here does not come from following the input."""
+    """Ours, not the paper's: gaps that are learned, and the same for every input.
+
+    What is gained over even spacing and not lost here does not come from following the input.
+    """
 
     def __init__(self, rows: int, gaps: int) -> None:
         super().__init__()

@@ -105,8 +105,10 @@ def shipped() -> dict[str, Path]:
 
 
 def find(source: str | Path) -> Path:
-    """A local folder, the folder of a shipped name or, for hf://owner/name, a download. A local
-    folder comes before shipped weights of the same name."""
+    """A local folder, the folder of a shipped name or, for hf://owner/name, a download.
+
+    A local folder comes before shipped weights of the same name.
+    """
     if not isinstance(source, str | Path):
         raise TypeError(f"source must be a folder or {HUB}owner/name, got {type(source).__name__}")
     if str(source).startswith(HUB):

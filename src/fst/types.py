@@ -25,8 +25,10 @@ LARGEST_RATIO = 1e18
 
 
 def check_argument(name: str, value: object, kind: Any, least: int | None = None) -> None:
-    """Raise unless an argument is of a kind, given as an annotation; numbers must be usable. A
-    number must be at least `least`, where that is given."""
+    """Raise unless an argument is of a kind, given as an annotation; numbers must be usable.
+
+    A number must be at least `least`, where that is given.
+    """
     if not _is_kind(value, kind):
         raise TypeError(f"{name} must be {_in_words(kind)}, got {value!r:.80}")
     for number in value if isinstance(value, tuple) else (value,):

@@ -202,8 +202,10 @@ def _trajectory(
 
 
 def _subdivided(values: Float[Tensor, "b n"], subcells: int) -> Float[Tensor, "b m"]:
-    """Means over each cell's `subcells` parts of a monotone parabola with the cell's mean. Colella
-    and Woodward's: total variation does not grow, and extrema are left flat."""
+    """Means over each cell's `subcells` parts of a monotone parabola with the cell's mean.
+
+    Colella and Woodward's: total variation does not grow, and extrema are left flat.
+    """
     if subcells == 1:
         return values
     following = values.roll(-1, dims=1)
@@ -264,8 +266,10 @@ def _advance(
 
 
 def _damping(duration: Float[Tensor, "b 1"], cells: int) -> Float[Tensor, "b k"]:
-    """exp(-λ_k τ), λ_k the eigenvalues of minus the second difference quotient. Their kernel is
-    positive, which the truncated symbol (2πk)² would not give."""
+    """exp(-λ_k τ), λ_k the eigenvalues of minus the second difference quotient.
+
+    Their kernel is positive, which the truncated symbol (2πk)² would not give.
+    """
     k = torch.arange(cells // 2 + 1, dtype=duration.dtype, device=duration.device)
     eigenvalues = (2 * cells * torch.sin(k * (math.pi / cells))).square()
     return torch.exp(-eigenvalues * duration)

@@ -143,8 +143,11 @@ class BurgersData(MadeData):
     def splits(
         self, folder: Path, device: torch.device, augment: bool, console: Console | None
     ) -> tuple[Samples, Samples]:
-        """Rows of the test split are not read. With `augment`, training samples can be shifted and
-        reflected; they then hold the whole grid on the device."""
+        """Rows of the test split are not read.
+
+        With `augment`, training samples can be shifted and reflected; they then hold the whole
+        grid on the device.
+        """
         opened = self.for_training(folder)
         grid = self.grid if augment else self.supervision_grid or self.grid
         samples = self._read(opened, "training", grid, device)

@@ -68,8 +68,10 @@ def blame(source: Path | str) -> Iterator[None]:
 
 @contextmanager
 def reading_hdf5(path: Path, expected: str) -> Iterator[h5py.File]:
-    """An HDF5 file to read, if all that it holds lies in it. HDF5 would follow links to other
-    files, and read data from any file that a given one names."""
+    """An HDF5 file to read, if all that it holds lies in it.
+
+    HDF5 would follow links to other files, and read data from any file that a given one names.
+    """
     with reading(path, expected):
         if path.exists() and not path.is_file():  # a pipe would be waited for without end
             raise DataError(f"{path}: is not a regular file; expected {expected}")
@@ -105,8 +107,10 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing_hdf5(part: Path, path: Path, mode: str) -> Iterator[h5py.File]:
-    """The HDF5 file `part` of `path`; HDF5 locks it, so a second writer is turned away. Only what
-    fails in opening and closing it is blamed on the file, not the body."""
+    """The HDF5 file `part` of `path`; HDF5 locks it, so a second writer is turned away.
+
+    Only what fails in opening and closing it is blamed on the file, not the body.
+    """
     with writing(path):
         file = h5py.File(part, mode)
     try:
@@ -132,8 +136,10 @@ def part_of(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Plan:
-    """A file to be made: its rows, the arrays stored beside them, and its provenance. A column is
-    the type of one of its rows, such as `np.dtype(("float32", (201, 1024)))`."""
+    """A file to be made: its rows, the arrays stored beside them, and its provenance.
+
+    A column is the type of one of its rows, such as `np.dtype(("float32", (201, 1024)))`.
+    """
 
     path: Path
     provenance: Provenance
@@ -190,8 +196,10 @@ def write_rows(
 def settle_existing(
     path: Path, provenance: Provenance, existing: Provenance | None, *, force: bool
 ) -> bool:
-    """What to do about a file that is there: True keeps it, False lets it be replaced. A file of
-    the same provenance is what was asked for. Any other is somebody's data."""
+    """What to do about a file that is there: True keeps it, False lets it be replaced.
+
+    A file of the same provenance is what was asked for. Any other is somebody's data.
+    """
     if force or existing == provenance:
         return not force
     what = "names no provenance"

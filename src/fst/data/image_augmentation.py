@@ -62,8 +62,10 @@ def sampling_matrix(
 
 
 def blur_matrix(std: Float[Tensor, " b"], size: int) -> Float[Tensor, "b size size"]:
-    """A Gaussian over an axis, in pixels, its weights renormalised at the border. A standard
-    deviation far below a pixel gives the unit matrix exactly."""
+    """A Gaussian over an axis, in pixels, its weights renormalised at the border.
+
+    A standard deviation far below a pixel gives the unit matrix exactly.
+    """
     pixels = torch.arange(size, device=std.device, dtype=std.dtype)
     distance = (pixels[:, None] - pixels) / std.clamp(min=0.01)[:, None, None]
     weights = torch.exp(-0.5 * distance.square())
@@ -176,8 +178,10 @@ def crop(
     flipped: Bool[Tensor, " b"],
     blurred: Float[Tensor, " b"] | None,
 ) -> Float[Tensor, "b 3 h w"]:
-    """The boxes resized to one size, mirrored where `flipped`, then blurred (0 is not at all). R ·
-    image · Cᵀ, in [0, 1]: a bicubic filter overshoots at edges, and is clipped there."""
+    """The boxes resized to one size, mirrored where `flipped`, then blurred (0 is not at all).
+
+    R · image · Cᵀ, in [0, 1]: a bicubic filter overshoots at edges, and is clipped there.
+    """
     down = sampling_matrix(boxes.top, boxes.height, images.shape[2], size[0])
     across = sampling_matrix(boxes.left, boxes.width, images.shape[3], size[1], flipped)
     if blurred is not None:

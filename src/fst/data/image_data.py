@@ -128,8 +128,10 @@ class ImageData(DataSource, ImageAugmentation):
         return {"splits": [found.hexdigest()[:16]]}
 
     def fit(self, recipe: Recipe, folder: Path) -> Recipe:
-        """The classes of the data, and how many images are held out where that is left open. What
-        the paper reports is about ImageNet's classes."""
+        """The classes of the data, and how many images are held out where that is left open.
+
+        What the paper reports is about ImageNet's classes.
+        """
         changed: Any = recipe
         names = self.describe(folder)
         data = replace(self, held_out=self.count_held_out(find_split(folder, TRAIN)))
@@ -231,8 +233,10 @@ class ImageData(DataSource, ImageAugmentation):
 def stratified(
     labels: Int[np.ndarray, " n"], counts: Sequence[int] | np.ndarray, total: int, seed: int
 ) -> Int[np.ndarray, " m"] | None:
-    """`total` rows, of each class its share, to a whole image; None if that empties a class. Where
-    `total` allows it, a class of two images or more gives at least one."""
+    """`total` rows, of each class its share, to a whole image; None if that empties a class.
+
+    Where `total` allows it, a class of two images or more gives at least one.
+    """
     counts = np.asarray(counts)
     if total >= len(labels):
         return None

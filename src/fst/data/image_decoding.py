@@ -66,8 +66,10 @@ _memory = _Memory()
 
 @contextmanager
 def decoding(data: bytes) -> Iterator[Image.Image]:
-    """An upright RGB image; `ImageError` where the file is damaged, cut short or too large. Until
-    the block is left its memory counts, and other threads may have to wait."""
+    """An upright RGB image; `ImageError` where the file is damaged, cut short or too large.
+
+    Until the block is left its memory counts, and other threads may have to wait.
+    """
     if not data:
         raise ImageError("is empty")
     with _explained():

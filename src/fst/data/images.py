@@ -41,8 +41,10 @@ class Skipped:
 
 @dataclass(frozen=True)
 class ImageFiles(ABC):
-    """Images by number: their names, with / between folders, and their bytes. `problems` says what
-    was already left out when they were found."""
+    """Images by number: their names, with / between folders, and their bytes.
+
+    `problems` says what was already left out when they were found.
+    """
 
     source: Path
     names: tuple[str, ...]

@@ -116,8 +116,10 @@ class PointData(DataSource):
         return streamed
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
-        """The user's own points to the last digit: unlike others', they are never made again. Of a
-        split too large to be read again and again, a few samples stand for all."""
+        """The user's own points to the last digit: unlike others', they are never made again.
+
+        Of a split too large to be read again and again, a few samples stand for all.
+        """
         file = self.describe(folder)
         partition = self.partition(file)
         found: dict[str, Any] = {}
@@ -131,8 +133,10 @@ class PointData(DataSource):
         return found
 
     def fit(self, recipe: Recipe, folder: Path) -> Recipe:
-        """Channels and domain are the file's, and the layout of anchors follows its axes. A model
-        that was fitted before must fit as it is: what the file decides is not for options."""
+        """Channels and domain are the file's, and the layout of anchors follows its axes.
+
+        A model that was fitted before must fit as it is: what the file decides is not for options.
+        """
         changed: Any = recipe
         model, file = changed.model, self.describe(folder)
         decided, default = _decided(file, model), type(model)()

@@ -477,7 +477,9 @@ def _append(file: h5py.File, name: str, block: np.ndarray) -> None:
 
 def checked_samples(samples: Iterable[Any], domain: Domain) -> Iterator[PointSample]:
     """Samples as a file holds them: float32, without masked points; or an error that says why not.
-    Channels must be as many as those of the first sample."""
+
+    Channels must be as many as those of the first sample.
+    """
     first: PointSample | None = None
     for row, sample in enumerate(samples):
         check_argument(f"sample {row}", sample, PointSample)
@@ -530,8 +532,10 @@ def _finite(numbers: np.ndarray) -> bool:
 
 
 def _real_numbers(field: str, given: ArrayLike) -> np.ma.MaskedArray:
-    """A sample's numbers as float32, in memory of their own: the caller may reuse its arrays. What
-    a masked array hides, as netCDF readers return them, stays hidden."""
+    """A sample's numbers as float32, in memory of their own: the caller may reuse its arrays.
+
+    What a masked array hides, as netCDF readers return them, stays hidden.
+    """
     try:
         numbers: np.ma.MaskedArray = np.ma.asarray(given)
     except (ValueError, TypeError) as error:

@@ -39,7 +39,9 @@ LARGEST_OFFSET = 5.0
 @dataclass(frozen=True)
 class Ragged:
     """Rows of unequal length laid end to end: row i is points `starts[i]` to `+ sizes[i]`.
-    `shortest` and `longest` are those of the whole split, by which every batch of it is padded."""
+
+    `shortest` and `longest` are those of the whole split, by which every batch of it is padded.
+    """
 
     positions: Float[Tensor, "p s"]
     values: Float[Tensor, "p v"]
@@ -63,7 +65,9 @@ class Ragged:
         self, rows: Int[Tensor, " b"] | None = None, chosen: Int[Tensor, "b k"] | None = None
     ) -> tuple[Float[Tensor, "b k s"], Float[Tensor, "b k v"], Bool[Tensor, "b k"] | None]:
         """Positions and values of the rows' points `chosen`, and which of those points exist.
-        Without `rows` or `chosen` all of them."""
+
+        Without `rows` or `chosen` all of them.
+        """
         if rows is None:
             rows = torch.arange(len(self.sizes), device=self.sizes.device)
         if chosen is None:
@@ -93,8 +97,10 @@ class PointSamples(Samples):
 
     @classmethod
     def read(cls, file: PointFile, rows: np.ndarray, *, learned: bool = False) -> Self:
-        """The given rows of a file, on the CPU, if their relative errors are defined. Targets that
-        are `learned` together must also be of similar sizes."""
+        """The given rows of a file, on the CPU, if their relative errors are defined.
+
+        Targets that are `learned` together must also be of similar sizes.
+        """
         observed, queried = file.observations(rows), file.queries(rows)
         check = TargetCheck(file)
         check.see(rows, queried)

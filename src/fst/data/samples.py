@@ -84,8 +84,10 @@ class Asked(NamedTuple):
 
 
 class Rows(ABC):
-    """Numbered samples on one device: all that the training loop needs to know of data. What a
-    batch holds is between the data and the training objective."""
+    """Numbered samples on one device: all that the training loop needs to know of data.
+
+    What a batch holds is between the data and the training objective.
+    """
 
     streamed: ClassVar[bool] = False
     """Whether training reads batches by `iterate`, and lets the plan say what is random."""
@@ -107,8 +109,10 @@ class Rows(ABC):
     def choose(
         self, solutions: int, count: int | None, generator: torch.Generator
     ) -> Int[Tensor, "b k"] | None:
-        """Random targets for each of `solutions` rows, without replacement; None asks for all. The
-        generator lives on the samples' device. The result is for `batch` alone to interpret."""
+        """Random targets for each of `solutions` rows, without replacement; None asks for all.
+
+        The generator lives on the samples' device. The result is for `batch` alone to interpret.
+        """
         return None
 
     def augmentations(self, solutions: int, generator: torch.Generator) -> Tensor | None:
@@ -121,8 +125,10 @@ class Rows(ABC):
         chosen: Int[Tensor, "b k"] | None = None,
         augmentation: Tensor | None = None,
     ) -> Any:
-        """The given rows, at the `chosen` targets (all of them when None). `chosen` and
-        `augmentation` come from the two methods above."""
+        """The given rows, at the `chosen` targets (all of them when None).
+
+        `chosen` and `augmentation` come from the two methods above.
+        """
         if augmentation is not None and not self.augmented:
             raise ValueError("augmentation was given, but these samples are used as stored")
         return self.gather(rows, chosen, augmentation)
@@ -347,7 +353,9 @@ def index_coordinates(indices: Int[Tensor, "q s"], grid: tuple[int, ...]) -> Flo
 
 def boundary_observation_indices(times: int, points: int) -> Int[Tensor, "n 2"]:
     """Where Burgers is observed, as (time, cell): all of t = 0, then both end cells of each time.
-    For the paper's 201 × 1,024 grid these are 1,024 + 2·200 = 1,424 points."""
+
+    For the paper's 201 × 1,024 grid these are 1,024 + 2·200 = 1,424 points.
+    """
     initial = index_product((torch.zeros(1, dtype=torch.long), torch.arange(points)))
     ends = torch.tensor([0, points - 1])
     return torch.cat([initial, index_product((torch.arange(1, times), ends))])

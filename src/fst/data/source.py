@@ -262,8 +262,10 @@ class DataSource(ABC):
 
 
 class MadeData(DataSource):
-    """Solutions of an equation on a grid, in files that are made where they are missing. Each file
-    is known by its path and its part: what `make` needs besides the path to make it."""
+    """Solutions of an equation on a grid, in files that are made where they are missing.
+
+    Each file is known by its path and its part: what `make` needs besides the path to make it.
+    """
 
     seed: int
 
@@ -277,8 +279,10 @@ class MadeData(DataSource):
 
     @abstractmethod
     def layout(self, path: Path) -> Any:
-        """A file whose layout has been checked, with its `provenance` and `blocks` of rows. A block
-        is a tuple that ends with the solutions."""
+        """A file whose layout has been checked, with its `provenance` and `blocks` of rows.
+
+        A block is a tuple that ends with the solutions.
+        """
 
     @abstractmethod
     def rows_of(self, file: Any, *part: Any) -> Partition:
@@ -332,8 +336,10 @@ class MadeData(DataSource):
         publish(plan.part, plan.path)
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
-        """By which the data of a run are known again: their splits, and the size of a few rows. It
-        tells other samples, and another solver, but not the rounding of another device."""
+        """By which the data of a run are known again: their splits, and the size of a few rows.
+
+        It tells other samples, and another solver, but not the rounding of another device.
+        """
         opened = self.for_training(folder)
         sizes: list[float] = []
         for file, partition in opened:

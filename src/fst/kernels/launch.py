@@ -286,8 +286,10 @@ def from_module(module: str, function: str, *arguments: Any) -> Callable[[], Non
 
 
 def try_on_hopper(family: str, tensor: Tensor, launch: Callable[[], None]) -> bool:
-    """Whether `launch` ran, on the GPU that holds the tensor. If it fails, a warning says so and no
-    kernel of the family is tried again."""
+    """Whether `launch` ran, on the GPU that holds the tensor.
+
+    If it fails, a warning says so and no kernel of the family is tried again.
+    """
     if family in _given_up or not _on_hopper(tensor):
         return False
     if _noting.get():

@@ -227,7 +227,9 @@ def attend_normed(
 
 class FusedAttention(Attention):
     """Projections of the same tokens as one product, with heads of a size that attention likes.
-    Keys and values stay in one tensor: that tells them from the plain module's."""
+
+    Keys and values stay in one tensor: that tells them from the plain module's.
+    """
 
     def _applies(self, tokens: Tensor) -> bool:
         return on_gpu(tokens) and product_dtype(tokens).itemsize == 2
@@ -382,7 +384,9 @@ def point_mlp(
 
 class FusedBlend(Blend):
     """Equation 1 without weights in memory: fused on a GPU, from the anchors that matter on a CPU.
-    Anchors are left out where all of them together weigh less than the rounding of the features."""
+
+    Anchors are left out where all of them together weigh less than the rounding of the features.
+    """
 
     def forward(
         self,
