@@ -166,8 +166,10 @@ class Observations:
 
 @dataclass(frozen=True)
 class Anchors:
-    """Where a model stores features, and how far each reaches. `length_scales` belong to decoding,
-    `refinement_length_scales` to the refinement steps."""
+    """Where a model stores features, and how far each reaches.
+
+    `length_scales` belong to decoding, `refinement_length_scales` to the refinement steps.
+    """
 
     positions: Float[Tensor, "b m s"]
     length_scales: Float[Tensor, "b m s"]

@@ -85,8 +85,10 @@ class PatchConfig(Config):
 
 @dataclass(frozen=True)
 class ImageClassifierConfig(PatchConfig):
-    """The Function-Space Transformer as a classifier. Anchors stand on `rows` fixed horizontal rows
-    of `anchors_per_row` each and move along them."""
+    """The Function-Space Transformer as a classifier.
+
+    Anchors stand on `rows` fixed horizontal rows of `anchors_per_row` each and move along them.
+    """
 
     channels: int = 64
     """Of the patch encoder's convolutions."""

@@ -26,8 +26,10 @@ from fst.types import Domain, Observations, check_argument
 
 
 class PointDataset(Dataset[PointSample]):
-    """Functions by number, and what `fit_statistics` and `fst.build` ask of them. With `queries`,
-    every access draws so many of a sample's targets anew, from PyTorch's generator."""
+    """Functions by number, and what `fit_statistics` and `fst.build` ask of them.
+
+    With `queries`, every access draws so many of a sample's targets anew, from PyTorch's generator.
+    """
 
     def __init__(
         self,
@@ -37,8 +39,10 @@ class PointDataset(Dataset[PointSample]):
         split: str | None = None,
         queries: int | None = None,
     ) -> None:
-        """`domain` goes with samples; a file has its own, and splits: training, validation, test. A
-        file that names no splits is split as `fst train` splits it."""
+        """`domain` goes with samples; a file has its own, and splits: training, validation, test.
+
+        A file that names no splits is split as `fst train` splits it.
+        """
         check_argument("queries", queries, int | None, least=1)
         self.queries = queries
         if isinstance(samples, PointFunctions):
@@ -129,8 +133,10 @@ class _Listed(PointFile):
 
 
 def collate(samples: Sequence[PointSample]) -> Batch:
-    """A batch, padded to its longest sample; masks where samples differ in length. Padding repeats
-    a sample's first point, so that it is finite and inside the domain."""
+    """A batch, padded to its longest sample; masks where samples differ in length.
+
+    Padding repeats a sample's first point, so that it is finite and inside the domain.
+    """
     positions, values, mask = Ragged.of(*Points.of(samples, "observations")).take()
     condition = None
     if samples[0].condition is not None:

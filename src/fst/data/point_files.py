@@ -74,8 +74,10 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class PointSample:
-    """One function: where it was observed, and where its values are asked for and known. Points
-    whose mask is False (padding) are not written, nor those that a masked array hides."""
+    """One function: where it was observed, and where its values are asked for and known.
+
+    Points whose mask is False (padding) are not written, nor those that a masked array hides.
+    """
 
     positions: ArrayLike  # n s
     values: ArrayLike  # n v
