@@ -8,6 +8,8 @@ A trial changes fields of a recipe: of its training settings by their own names,
 schedule. `optimizer=soap` is that of `soap.py`, whose bases turn every `soap_frequency` steps (10).
 The number of steps follows from the time, unless a trial says `steps=N`: the rate is measured
 during the warm-up, which is the same for any number. Compilation and validation are not counted.
+Several processes with the same --turns share a GPU: each measures its rate while the others wait,
+so that a trial has the steps, and is given the seconds, of a GPU of its own.
 `nearest` is the validation error of decoding from the 16 nearest anchors, and `anchors_vary` the
 standard deviation of anchor positions between validation samples.
 
@@ -17,12 +19,15 @@ Every trial adds a line to `rows.jsonl` in --out, failures too; trials that have
 import argparse
 import ast
 import dataclasses
+import fcntl
 import json
 import math
 import os
 import statistics
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +49,7 @@ from fst.training.run_folder import git_state
 from fst.training.schedules import Schedule, Stage, Stages, WarmupCosine
 from fst.training.trainer import Trainer
 
-UNTIMED, TIMED = 20, 80  # steps: before the clock starts, and until the rate is known
+UNTIMED, TIMED = 20, 140  # steps: before the clock starts, and until the rate is known
 LAST = 200  # steps whose mean loss is kept
 NEAREST = 16
 
@@ -93,6 +98,34 @@ def schedule(warmup: int, steps: int, shape: str) -> Schedule:
     return Stages((Stage(warmup, 0.0, 1.0), Stage(steps, 1.0, 0.0, "linear")), maximum=steps)
 
 
+class Turns:
+    """Processes that use one GPU beside each other, or one of them alone for a moment."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.gate, self.gpu = (folder.joinpath(name).open("w") for name in ("gate", "gpu"))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        fcntl.flock(self.gate, fcntl.LOCK_EX)  # nobody begins; whoever works comes to an end
+        fcntl.flock(self.gpu, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self.gpu, fcntl.LOCK_UN)
+            fcntl.flock(self.gate, fcntl.LOCK_UN)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        fcntl.flock(self.gate, fcntl.LOCK_EX)
+        fcntl.flock(self.gpu, fcntl.LOCK_SH)
+        fcntl.flock(self.gate, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(self.gpu, fcntl.LOCK_UN)
+
+
 def anchors(trainer: Trainer) -> dict[str, float]:
     """The validation error of the nearest anchors, and how far anchors move with the input."""
     model, samples = trainer.selected, trainer.validation
@@ -112,7 +145,7 @@ def anchors(trainer: Trainer) -> dict[str, float]:
     return {"nearest": statistics.fmean(errors), "anchors_vary": varying.item()}
 
 
-def train(trainer: Trainer, seconds: float, course: Course) -> dict[str, Any]:
+def train(trainer: Trainer, seconds: float, course: Course, turns: Turns | None) -> dict[str, Any]:
     """Spend the time, or make the steps, then validate."""
     every = trainer.settings.log_every
 
@@ -120,27 +153,30 @@ def train(trainer: Trainer, seconds: float, course: Course) -> dict[str, Any]:
         """Up to a step; how long that took."""
         start = time.perf_counter()
         while trainer.state.step < last:
-            trainer.update()
-            if trainer.state.step % every == 0:
+            with turns.beside() if turns and last > TIMED else nullcontext():
+                for _ in range(min(every, last - trainer.state.step)):
+                    trainer.update()
                 trainer.read()
-        trainer.read()
         return time.perf_counter() - start
 
     trainer.schedule = schedule(course.warmup, 10**6, "cosine")
     start = time.perf_counter()
     updates(UNTIMED)
     first = time.perf_counter() - start
-    rate = (TIMED - UNTIMED) / updates(TIMED)
+    with turns.alone() if turns else nullcontext():
+        rate = (TIMED - UNTIMED) / updates(TIMED)
     steps = course.steps or max(round(seconds * rate), course.warmup + 1)
     trainer.schedule = schedule(course.warmup, steps, course.shape)
     spent = updates(steps)
+    if turns is None:
+        rate = (steps - TIMED) / spent
     losses = [loss for loss, _ in trainer.state.pending]
     start = time.perf_counter()
     trainer.validate()
     return {
         "steps": steps,
-        "steps_per_second": round((steps - TIMED) / spent, 2),
-        "seconds": round(spent * steps / (steps - TIMED), 2),
+        "steps_per_second": round(rate, 2),
+        "seconds": round(steps / rate, 2),
         "compilation_seconds": round(first, 1),
         "validation_seconds": round(time.perf_counter() - start, 1),
         "loss": statistics.fmean(losses[-LAST:]),
@@ -157,6 +193,7 @@ def main() -> None:
     parser.add_argument("--trial", action="append", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--turns", type=Path, help="folder of locks of processes on one GPU")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no trial after this")
     arguments = parser.parse_args()
     begun = time.monotonic()
@@ -189,7 +226,8 @@ def main() -> None:
                     trainer.optimizer = Soap(
                         groups, frequency=course.soap_frequency, epsilon=epsilon
                     )
-                row |= train(trainer, arguments.seconds, course)
+                turns = arguments.turns and Turns(arguments.turns)
+                row |= train(trainer, arguments.seconds, course, turns)
                 trainer.batches.close()
                 del trainer
             except Exception as error:
