@@ -7,6 +7,7 @@ On Burgers FST has `local` length scales, so that few anchors are enough to deco
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, cast
 
 from fst.config import FunctionSpaceConfig
@@ -83,20 +84,28 @@ class Variant:
     """Of FST."""
 
 
+def named(ending: str, words: str, paper: Callable[[], Recipe], **changes: Any) -> Recipe:
+    """A recipe of the paper with another model, under a name of its own."""
+    base = paper()
+    model: Any = base.model
+    return base.derive(
+        f"{base.name}-{ending}",
+        model_name=f"{base.model_name}, {words}",
+        model=replace(model, **changes),
+        evaluation=base.evaluation.without_paper(),
+    )
+
+
 def mended(paper: Callable[[], Recipe]) -> Callable[[], Recipe]:
     """FNO without neuraloperator's frequency shift on odd axes (docs/decisions/0004)."""
+    return partial(named, "mended", "mended", paper, odd_axes="mended")
 
-    def make() -> Recipe:
-        base = paper()
-        model: Any = base.model
-        return base.derive(
-            f"{base.name}-mended",
-            model_name=f"{base.model_name}, mended",
-            model=replace(model, odd_axes="mended"),
-            evaluation=base.evaluation.without_paper(),
-        )
 
-    return make
+def with_fewer_anchors(paper: Callable[[], Recipe], side: int) -> Callable[[], Recipe]:
+    """FST with `side` rows of `side` anchors, and as many evaluation points as anchors."""
+    sizes = {"rows": (side,), "anchors_per_row": side}
+    points = {"points_from_anchors": side**2 // 2, "points_from_sobol": side**2 // 2}
+    return partial(named, f"{side**2}", f"{side**2} anchors", paper, **sizes, **points)
 
 
 # Of the 128 × 128 targets of a Darcy solution.
@@ -111,6 +120,13 @@ VARIANTS = (
         "Ten minutes of updates on one H200.",
         matrix_rate=1.5,
         weight_decay=0.02,
+        length_scales="local",
+    ),
+    Variant(
+        with_fewer_anchors(burgers.single_fst, 16), "muon", 1e-3,
+        matrix_rate=1.5,
+        weight_decay=0.02,
+        queries=1_024,
         length_scales="local",
     ),
     Variant(burgers.single_fno, "muon", 1e-2, NEEDS, batch_size=8),
