@@ -31,7 +31,7 @@ NAMES = {
     *(f"demo/{m}" for m in ("burgers", "fno", "perceiver-io")),
     *(f"own/{m}" for m in ("fst", "fno", "perceiver-io", "transolver", "deeponet")),
     *(f"own/images-{m}" for m in ("fst", "vit", "cnn-vit")),
-    *(f"fast/burgers-single/{m}" for m in (*BASELINES, "fst", "fno-mended")),
+    *(f"fast/burgers-single/{m}" for m in (*BASELINES, "fst", "fst-small", "fno-mended")),
     *(f"fast/burgers-all/{m}" for m in ("fst", "fno", "fno-mended", "perceiver-io")),
     *(f"fast/darcy/{m}" for m in (*BASELINES, "fst")),
     *(f"minute/{task}/fst" for task in ("burgers-single", "darcy")),

@@ -23,14 +23,15 @@ from fst.training.trainer import Batches, Trainer
 FAST = [name for name in RECIPES if name.startswith("fast/")]
 CHANGED = {
     *("schedule", "optimizer", "learning_rate", "predictor_learning_rate", "clip", "queries"),
-    *("augment", "checkpoint_every", "matrix_rate", "weight_decay", "batch_size"),
+    *("augment", "checkpoint_every", "matrix_rate", "weight_decay", "momentum", "batch_size"),
 }
 # Where length scales are tied to the spacing of anchors.
 LOCAL = ("fast/burgers-single/fst", "fast/burgers-all/fst")
 MENDED = [name for name in FAST if name.endswith("-mended")]
+SMALL = [name for name in FAST if name.endswith("-small")]
 
 
-@pytest.mark.parametrize("name", [name for name in FAST if name not in MENDED])
+@pytest.mark.parametrize("name", [name for name in FAST if name not in MENDED + SMALL])
 def test_only_training_scales_and_the_choice_of_targets_differ_from_the_papers_recipe(name):
     fast, paper = find(name), find(name.removeprefix("fast/"))
     model = paper.model
@@ -71,10 +72,22 @@ def test_mended_fno_differs_from_the_published_one_by_that_alone(name):
     assert not ours.evaluation.paper_errors  # which are the published FNO's
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_small_fst_differs_from_the_papers_by_its_sizes_alone(name):
+    ours, papers = find(name), find(name.removesuffix("-small"))
+    assert ours.model.anchors * 4 == papers.model.anchors
+    assert ours.model_name != papers.model_name
+    sizes = ("rows", "anchors_per_row", "points_from_anchors", "points_from_sobol")
+    names = (*sizes, "refinement_steps")
+    assert replace(papers.model, **{n: getattr(ours.model, n) for n in names}) == ours.model
+    assert ours.data == papers.data
+    assert not ours.evaluation.paper_errors
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_every_model_of_a_task_has_the_same_schedule(task):
     models = models_of(f"fast/{task}")
-    published = {model for model in models if not model.endswith("-mended")}
+    published = {model for model in models if not model.endswith(("-mended", "-small"))}
     assert published == set(models_of(task))
     assert ("fno-mended" in models) is (find(models["fno"]).data.grid[0] % 2 == 1)
     schedules = {find(name).training.schedule for name in models.values()}
