@@ -10,8 +10,9 @@ The number of steps follows from the time, unless a trial says `steps=N`: the ra
 during the warm-up, which is the same for any number. Compilation and validation are not counted.
 Several processes with the same --turns share a GPU: each measures its rate while the others wait,
 so that a trial has the steps, and is given the seconds, of a GPU of its own.
-`nearest` is the validation error of decoding from the 16 nearest anchors, and `anchors_vary` the
-standard deviation of anchor positions between validation samples.
+`validation` is the mean over validation samples and `median` their median, which a single sample
+of small norm cannot decide. `nearest` is the mean of decoding from the 16 nearest anchors, and
+`anchors_vary` the standard deviation of anchor positions between validation samples.
 
 Every trial adds a line to `rows.jsonl` in --out, failures too; trials that have theirs are skipped.
 """
@@ -29,7 +30,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from soap import Soap
@@ -49,7 +50,8 @@ from fst.training.run_folder import git_state
 from fst.training.schedules import Schedule, Stage, Stages, WarmupCosine
 from fst.training.trainer import Trainer
 
-UNTIMED, TIMED = 20, 140  # steps: before the clock starts, and until the rate is known
+UNTIMED = 20  # steps before the clock starts
+TIMED = {"cpu": 80, "cuda": 300}  # and until the rate is known
 LAST = 200  # steps whose mean loss is kept
 NEAREST = 16
 
@@ -103,57 +105,70 @@ class Turns:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.gate, self.gpu = (folder.joinpath(name).open("w") for name in ("gate", "gpu"))
+        files = (folder.joinpath(name).open("w") for name in ("compiler", "gate", "gpu"))
+        self.compiler, self.gate, self.gpu = files
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Nobody measures meanwhile: compilers take the cores from whoever launches kernels."""
+        with locked(self.compiler, fcntl.LOCK_SH):
+            yield
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        fcntl.flock(self.gate, fcntl.LOCK_EX)  # nobody begins; whoever works comes to an end
-        fcntl.flock(self.gpu, fcntl.LOCK_EX)
-        try:
+        # Whoever compiles or trains comes to an end first, and nobody begins.
+        with locked(self.compiler), locked(self.gate), locked(self.gpu):
             yield
-        finally:
-            fcntl.flock(self.gpu, fcntl.LOCK_UN)
-            fcntl.flock(self.gate, fcntl.LOCK_UN)
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        fcntl.flock(self.gate, fcntl.LOCK_EX)
-        fcntl.flock(self.gpu, fcntl.LOCK_SH)
-        fcntl.flock(self.gate, fcntl.LOCK_UN)
-        try:
+        with locked(self.gate):
+            fcntl.flock(self.gpu, fcntl.LOCK_SH)
+        with locked(self.gpu, fcntl.LOCK_SH):
             yield
-        finally:
-            fcntl.flock(self.gpu, fcntl.LOCK_UN)
 
 
-def anchors(trainer: Trainer) -> dict[str, float]:
-    """The validation error of the nearest anchors, and how far anchors move with the input."""
+@contextmanager
+def locked(file: TextIO, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    fcntl.flock(file, kind)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def errors(trainer: Trainer) -> dict[str, float]:
+    """The median of the validation errors; for FST the mean from the nearest anchors, and how far
+    anchors move with the input."""
     model, samples = trainer.selected, trainer.validation
-    errors, positions = [], []
     assert isinstance(model, Operator)
     assert isinstance(samples, Samples)
+    every, nearest, positions = [], [], []
     with measuring(model):
         for rows in torch.arange(len(samples), device=samples.device).split(8):
             batch = samples.batch(rows)
-            field = model(batch.observations)
-            if not isinstance(field, Field):
-                return {}
-            answer = field(batch.queries, neighbors=NEAREST)
-            errors += relative_l2(answer, batch.targets, batch.mask).tolist()
-            positions.append(field.anchors.positions)
-    varying = torch.cat(positions).std(dim=0).max(dim=-1).values.mean()
-    return {"nearest": statistics.fmean(errors), "anchors_vary": varying.item()}
+            output = model(batch.observations)
+            every += relative_l2(output(batch.queries), batch.targets, batch.mask).tolist()
+            if isinstance(output, Field):
+                answer = output(batch.queries, neighbors=NEAREST)
+                nearest += relative_l2(answer, batch.targets, batch.mask).tolist()
+                positions.append(output.anchors.positions)
+    found = {"median": statistics.median(every)}
+    if positions:
+        varying = torch.cat(positions).std(dim=0).max(dim=-1).values.mean()
+        found |= {"nearest": statistics.fmean(nearest), "anchors_vary": varying.item()}
+    return found
 
 
 def train(trainer: Trainer, seconds: float, course: Course, turns: Turns | None) -> dict[str, Any]:
     """Spend the time, or make the steps, then validate."""
-    every = trainer.settings.log_every
+    every, timed = trainer.settings.log_every, TIMED[trainer.device.type]
 
     def updates(last: int) -> float:
         """Up to a step; how long that took."""
         start = time.perf_counter()
         while trainer.state.step < last:
-            with turns.beside() if turns and last > TIMED else nullcontext():
+            with turns.beside() if turns and last > timed else nullcontext():
                 for _ in range(min(every, last - trainer.state.step)):
                     trainer.update()
                 trainer.read()
@@ -161,15 +176,16 @@ def train(trainer: Trainer, seconds: float, course: Course, turns: Turns | None)
 
     trainer.schedule = schedule(course.warmup, 10**6, "cosine")
     start = time.perf_counter()
-    updates(UNTIMED)
+    with turns.compiling() if turns else nullcontext():
+        updates(UNTIMED)
     first = time.perf_counter() - start
     with turns.alone() if turns else nullcontext():
-        rate = (TIMED - UNTIMED) / updates(TIMED)
-    steps = course.steps or max(round(seconds * rate), course.warmup + 1)
+        rate = (timed - UNTIMED) / updates(timed)
+    steps = course.steps or max(round(seconds * rate), timed, course.warmup + 1)
     trainer.schedule = schedule(course.warmup, steps, course.shape)
     spent = updates(steps)
     if turns is None:
-        rate = (steps - TIMED) / spent
+        rate = (steps - timed) / spent
     losses = [loss for loss, _ in trainer.state.pending]
     start = time.perf_counter()
     trainer.validate()
@@ -181,7 +197,7 @@ def train(trainer: Trainer, seconds: float, course: Course, turns: Turns | None)
         "validation_seconds": round(time.perf_counter() - start, 1),
         "loss": statistics.fmean(losses[-LAST:]),
         "validation": trainer.state.history[-1][1],
-    } | anchors(trainer)
+    } | errors(trainer)
 
 
 def main() -> None:

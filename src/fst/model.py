@@ -106,13 +106,15 @@ class FunctionSpaceTransformer(Operator):
         return self.represent(observations, draws, record)
 
     def point_stream(self, anchor_seed: int, sobol_seed: int) -> ResampledPoints:
+        """Evaluation points; in `eval()` mode as many as the configuration has for predictions."""
         config = self.config
         kind = ResampledPoints if config.resample_points else FixedPoints
+        at_anchors, from_sobol = config.points(self.training)
         return kind(
             config.refinement_steps,
             self.anchor_count,
-            config.points_from_anchors,
-            config.points_from_sobol,
+            at_anchors,
+            from_sobol,
             self.domain.axes,
             anchor_seed,
             sobol_seed,

@@ -35,8 +35,9 @@ SMALL = [name for name in FAST if name.endswith("-small")]
 def test_only_training_scales_and_the_choice_of_targets_differ_from_the_papers_recipe(name):
     fast, paper = find(name), find(name.removeprefix("fast/"))
     model = paper.model
-    if name in LOCAL:
-        model = replace(model, length_scales="local")
+    if name.endswith("/fst"):
+        scales = "local" if name in LOCAL else model.length_scales
+        model = replace(model, length_scales=scales, prediction_points=2048)
         with torch.device("meta"):
             assert parameter_count(build_model(model)) == paper.paper_parameters
     expected = replace(paper.derive(name), model=model)
@@ -45,6 +46,7 @@ def test_only_training_scales_and_the_choice_of_targets_differ_from_the_papers_r
         assert fast.data == replace(paper.data, symmetries="square")
     else:
         assert fast.data.supervision_grid == (paper.data.supervision_grid and (201, 100))
+        assert fast.data.validation_grid == (201, 100)
         grids = {"supervision_grid": None, "validation_grid": (201, 100)}
         assert replace(fast.data, **grids) == replace(paper.data, **grids)
     names = [field.name for field in fields(fast.training)]
