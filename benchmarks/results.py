@@ -6,6 +6,7 @@
 RESULTS/records.json                          scored runs (--add)
 RESULTS/comparisons/NAME/comparison.json      models on equal terms (`fst compare`)
 RESULTS/ablations/rows.jsonl                  benchmarks/ablations.py
+RESULTS/evaluation-points/rows.jsonl          benchmarks/evaluation_points.py
 RESULTS/pdebench/rows.jsonl                   benchmarks/pdebench_check.py
 
 Leaves: OUT (Markdown), a figure of error over seconds for each comparison in OUT's folder, and the
@@ -111,6 +112,7 @@ def describe(run: Path) -> Values:
         "task": row.task,
         "model": row.model,
         "recipe": row.recipe,
+        "settings": settings(read_object(run / "recipe.json")),
         "data": row.data,
         "seed": row.seed,
         # With what the weights that it started from have cost.
@@ -132,6 +134,24 @@ def describe(run: Path) -> Values:
         "modified": git.get("modified"),
         "curve": read_timed_curve(run),
     }
+
+
+def settings(recipe: Values) -> str:
+    """What decides a run most: recipes change under their names, and runs change recipes."""
+    training, model, data = (recipe.get(part, {}) for part in ("training", "model", "data"))
+    optimizer, decay = training["optimizer"], training["weight_decay"]
+    muon = f" × {training['matrix_rate']:g}, momentum {training.get('momentum', 0.95):g}"
+    parts = [f"{optimizer} {training['learning_rate']:g}{muon if optimizer == 'muon' else ''}"]
+    parts += [f"decay {decay:g}"] if decay else []
+    grid = data.get("supervision_grid")
+    drawn = f"{training['queries'] or 'all'} queries"
+    parts.append(f"batch {training['batch_size']}")
+    parts.append(f"{drawn} of {grid[0]}×{grid[1]}" if grid else drawn)
+    if scales := model.get("length_scales"):
+        parts.append(f"{scales} scales")
+    if points := model.get("prediction_points"):
+        parts.append(f"{points:,} points in predictions")
+    return ", ".join(parts)
 
 
 def _recipe(record: Values) -> str:
@@ -236,6 +256,13 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
         )
     if weights := weight_table():
         parts.append(f"## Weights that ship with fst\n\n{weights.markdown()}")
+    if points := read_lines(results / "evaluation-points" / "rows.jsonl"):
+        parts.append(
+            "## More evaluation points in predictions\n\nWeights trained with 512 evaluation "
+            "points a refinement step, asked with more, on solutions that nothing was trained or "
+            "tested on; milliseconds for one of them, in float32.\n\n"
+            f"{point_table(points).markdown()}"
+        )
     if tried:
         parts.append(
             "## PDEBench's own trajectories\n\nWeights tried on trajectories of PDEBench's "
@@ -298,6 +325,7 @@ def record_table(records: Sequence[Values]) -> Table:
     columns: Columns = {
         "Recipe": _recipe,
         "Model": lambda each: each["model"],
+        "Settings": lambda each: each.get("settings", NOTHING),
         "Seed": lambda each: str(each["seed"]),
         "Hardware": lambda each: each["hardware"],
         "Steps": lambda each: f"{each['steps']:,}",
@@ -308,7 +336,7 @@ def record_table(records: Sequence[Values]) -> Table:
         "Commit": _commit,
     }
     ordered = sorted(records, key=lambda each: (each["task"], each["seconds"]))
-    return _table("Scored runs", ordered, columns, words=2)
+    return _table("Scored runs", ordered, columns, words=3)
 
 
 def _comparison(name: str, comparison: Comparison) -> str:
@@ -411,6 +439,20 @@ def weight_table() -> Table | None:
         lines.append((name, row.recipe, size, row.column, _error(row.error), _spread(near)))
     header = ("Name", "Recipe", "MB", "Grid", "Relative L2", "16 nearest")
     return Table("Weights", header, tuple(lines), words=2) if lines else None
+
+
+def point_table(rows: Sequence[Values]) -> Table:
+    columns: Columns = {
+        "Weights": lambda row: row["weights"],
+        "Points": lambda row: f"{row['points']:,}",
+        "Solutions": lambda row: str(row["solutions"]),
+        "Mean error": lambda row: _error(row["error"]),
+        "Median": lambda row: _error(row["median"]),
+        "ms": lambda row: f"{row['milliseconds']:,.0f}",
+        "Hardware": lambda row: f"{row['hardware']}, {row['threads']} threads",
+        "Commit": lambda row: _commit(row.get("git") or {}),
+    }
+    return _table("Evaluation points", rows, columns, words=1)
 
 
 def pdebench_table(rows: Sequence[Values]) -> Table:

@@ -6,6 +6,8 @@
 A trial changes fields of a recipe: of its training settings by their own names, of its model as
 `model.NAME`, of its data as `data.NAME`; `warmup` and `shape` (cosine or linear) are those of the
 schedule. `optimizer=soap` is that of `soap.py`, whose bases turn every `soap_frequency` steps (10).
+`band_decay=p` and `value_scale=c` change first weights alone: those that read band k of the Fourier
+features fall by k^-p, and those that read observed values are c times as large.
 The number of steps follows from the time, unless a trial says `steps=N`: the rate is measured
 during the warm-up, which is the same for any number. Compilation and validation are not counted.
 Several processes with the same --turns share a GPU: each measures its rate while the others wait,
@@ -35,6 +37,8 @@ from typing import Any, TextIO
 import torch
 from soap import Soap
 
+from fst.anchors import GapTokens
+from fst.baselines import PerceiverIO
 from fst.commands import train as command
 from fst.data.samples import Samples
 from fst.evaluation.protocol import measuring
@@ -71,6 +75,32 @@ class Course:
     shape: str = "cosine"
     steps: int | None = None
     soap_frequency: int = 10
+    band_decay: float = 0.0
+    value_scale: float = 1.0
+
+
+@torch.no_grad()
+def rescale(model: Any, course: Course) -> None:
+    """Other first weights for FST and Perceiver IO, with the same mean square for all bands."""
+    fourier = model.fourier
+    bands = torch.arange(1, fourier.bands + 1) ** -course.band_decay
+    bands /= bands.square().mean().sqrt()
+    axes = model.domain.axes
+    columns = torch.cat((torch.ones(axes), bands.repeat(2 * axes)))  # g
+    if isinstance(model, PerceiverIO):
+        model.embed_position[0].weight *= columns
+        model.embed_value.weight *= course.value_scale
+        return
+    readers = [model.encode_values[0].weight]
+    if isinstance(model.predict_anchors.tokens, GapTokens):
+        readers.append(model.predict_anchors.tokens.observe[0].weight)
+    for weight in readers:
+        weight[:, : len(columns)] *= columns
+        weight[:, len(columns) : len(columns) + model.value_channels] *= course.value_scale
+    model.initial_position.weight *= columns
+    for evaluate in (model.layer.update.evaluate, model.decoder.evaluate):
+        start = evaluate.sizes[0]
+        evaluate.first.weight[:, start : start + len(columns)] *= columns
 
 
 def changed(recipe: Recipe, trial: str, seed: int) -> tuple[Recipe, Course, bool]:
@@ -233,9 +263,12 @@ def main() -> None:
                     loaded.clear()
                     loaded[recipe.data] = command.load(recipe, data, device, Terminal(quiet=True))
                 training, validation = loaded[recipe.data]
+                model = command.prepare_model(recipe, training.samples)
+                if (course.band_decay, course.value_scale) != (0.0, 1.0):
+                    rescale(model, course)
                 trainer = Trainer(
-                    command.prepare_model(recipe, training.samples), training.samples,
-                    validation.samples, recipe.training, build_accelerator(recipe.training, device),
+                    model, training.samples, validation.samples, recipe.training,
+                    build_accelerator(recipe.training, device),
                 )  # fmt: skip
                 if soap:
                     groups, epsilon = trainer.optimizer.param_groups, recipe.training.epsilon

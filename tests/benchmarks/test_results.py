@@ -10,12 +10,14 @@ import pytest
 from fst.data.files import DataError
 from fst.evaluation.comparison import Comparison, Result, Score
 from fst.evaluation.rows import Row, write_rows
+from fst.recipes import find
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = str(ROOT / "benchmarks")
 BEGIN, END = "<!-- written by benchmarks/results.py -->", "<!-- end of results -->"
 RECORD = {
     "run": "a", "task": "burgers-single", "model": "FST", "recipe": "fast/burgers-single/fst",
+    "settings": "muon 0.001",
     "seed": 7, "seconds": 58.2, "steps": 3000, "error": 0.02, "paper_error": 0.04185,
     "nearest": {"4": 0.3, "16": 0.021}, "hardware": "NVIDIA H200", "torch": "2.11.0", "samples": 84,
     "commit": "abcdef0123456789", "modified": False, "curve": [],
@@ -93,7 +95,7 @@ def test_the_page_says_what_the_rows_say(module, results, tmp_path):
     module.main(words)
     text = out.read_text()
     for expected in (
-        "| fast/burgers-single/fst | FST | 7 | NVIDIA H200 | 3,000 | 58.2 | 84 | 0.02000 |",
+        "| fast/burgers-single/fst | FST | muon 0.001 | 7 | NVIDIA H200 | 3,000 | 58.2 | 84 | 0.02",
         " | 0.02000 | 0.04185 | abcdef0123 |",
         "## Equal time: fast/burgers-single",
         "## Equal steps: fast/burgers-single",
@@ -179,6 +181,7 @@ def scored(folder, **changes):
     coarse = replace(row, grid=(32, 32), error=0.5, errors=(0.5, 0.5))
     local = replace(row, neighbors=16, error=0.6, errors=(0.6, 0.6))
     write_rows(folder / "results" / "rows.json", [coarse, local, row])
+    (folder / "recipe.json").write_text(json.dumps(find(ROW.recipe).to_json()))
     (folder / "summary.json").write_text(json.dumps(SUMMARY))
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
     lines = [{"kind": "validation", "step": step, "error": 30 / step} for step in (1500, 3000)]
@@ -198,6 +201,12 @@ def test_the_finest_grid_with_all_anchors_counts(module, tmp_path):
     }  # fmt: skip
     assert {name: record[name] for name in expected} == expected
     assert module.read_records(out)[0]["nearest"] == {"16": 0.6}
+    recipe = find(ROW.recipe)
+    for expected in (
+        f"muon 0.001 × 1.5, momentum {recipe.training.momentum:g}, decay 0.02, batch 48, ",
+        "2500 queries of 201×100, local scales, 2,048 points in predictions",
+    ):
+        assert expected in record["settings"]
     assert record["curve"] == ((29.12, 0.02), (58.25, 0.01))  # seconds of updates
 
 
