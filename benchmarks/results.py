@@ -149,8 +149,8 @@ def settings(recipe: Values) -> str:
     parts.append(f"{drawn} of {grid[0]}×{grid[1]}" if grid else drawn)
     if scales := model.get("length_scales"):
         parts.append(f"{scales} scales")
-    if points := model.get("prediction_points"):
-        parts.append(f"{points:,} points in predictions")
+    if model.get("prediction_points") == "all-anchors":
+        parts.append("predictions with all anchors as evaluation points")
     return ", ".join(parts)
 
 
@@ -276,10 +276,10 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
 def short(results: Path, comparisons: dict[str, Comparison]) -> str:
     """Each recipe with the mean over its seeds, and the comparisons at equal time.
 
-    Runs that another of their task has beaten in less time are on the page alone.
+    Runs that another of their task has beaten in no more time are on the page alone.
     """
-    same = ("recipe", "steps", "hardware")
-    runs = grouped(_records(results), lambda each: tuple(each[name] for name in same))
+    same = ("recipe", "settings", "steps", "hardware")
+    runs = grouped(_records(results), lambda each: tuple(each.get(name) for name in same))
     scored = [
         (those[0]["task"], _average(those, "seconds"), _average(those, "error"), those)
         for those in runs.values()
@@ -287,7 +287,7 @@ def short(results: Path, comparisons: dict[str, Comparison]) -> str:
     kept = [
         each
         for each in scored
-        if not any(o[0] == each[0] and o[1] < each[1] and o[2] < each[2] for o in scored)
+        if not any(o[0] == each[0] and o[1] <= each[1] and o[2] < each[2] for o in scored)
     ]
     table = _table(
         "",

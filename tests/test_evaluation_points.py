@@ -118,27 +118,17 @@ def test_draws_move_with_the_model():
     assert draws.uniform.dtype == torch.float32
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(None, (4, 4)), (6, (3, 3)), (40, (12, 28))])
+@pytest.mark.parametrize(("asked", "expected"), [("as-trained", (6, 8)), ("all-anchors", (20, 20))])
 def test_predictions_may_have_more_points_than_training(asked, expected):
-    config = small_config(
-        rows=(3,), anchors_per_row=4, points_from_anchors=4, points_from_sobol=4,
-        prediction_points=asked,
-    )  # fmt: skip
-    model = small_model(config)
+    model = small_model(small_config(prediction_points=asked))
 
     def counts() -> tuple[int, int]:
         draws = model.point_stream(1, 2).draw()
         return draws.anchor_indices.shape[1], draws.uniform.shape[1]
 
     model.train()
-    assert counts() == (4, 4)
+    assert counts() == (6, 8)
     model.eval()
     assert counts() == expected
     drawn = model.draws_for(some_observations(model))
     assert (drawn.anchor_indices.shape[1], drawn.uniform.shape[1]) == expected
-
-
-@pytest.mark.parametrize("points", [0, -1, 2**30])
-def test_the_number_of_points_for_predictions_is_checked(points):
-    with pytest.raises(ValueError, match="prediction_points"):
-        small_config(prediction_points=points)

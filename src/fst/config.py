@@ -108,10 +108,9 @@ class FunctionSpaceConfig(OperatorConfig):
     """Evaluation points of a refinement step that lie at anchors."""
     points_from_sobol: int = 256
     """Evaluation points of a refinement step from a Sobol sequence."""
-    prediction_points: int | None = None
-    """Evaluation points of a refinement step outside training: half of them at anchors, or fewer
-    where there are fewer anchors, the rest from a Sobol sequence; None: as in training. More points
-    take longer and lower the error of a trained model."""
+    prediction_points: Literal["as-trained", "all-anchors"] = "as-trained"
+    """Evaluation points outside training: as many as in training, or all anchors and as many points
+    from the Sobol sequence, which takes longer and may lower the error."""
     resample_points: bool = True
     """Draw other evaluation points at every training step."""
     anchor_seed: int = 2026091322
@@ -154,13 +153,11 @@ class FunctionSpaceConfig(OperatorConfig):
                 f"points_from_anchors must be at most the {self.anchors} anchors, "
                 f"got {self.points_from_anchors}"
             )
-        for name in ("points_from_sobol", "prediction_points"):
-            points = getattr(self, name) or 0
-            if points * self.refinement_steps > LONGEST_SEQUENCE:
-                raise ValueError(
-                    f"{name} times refinement_steps must be at most {LONGEST_SEQUENCE:,}, "
-                    f"got {points:,} and {self.refinement_steps:,}"
-                )
+        if self.points_from_sobol * self.refinement_steps > LONGEST_SEQUENCE:
+            raise ValueError(
+                f"points_from_sobol times refinement_steps must be at most {LONGEST_SEQUENCE:,}, "
+                f"got {self.points_from_sobol:,} and {self.refinement_steps:,}"
+            )
         if self.points_from_anchors + self.points_from_sobol < 1:
             raise ValueError("points_from_anchors and points_from_sobol cannot both be 0")
         if self.update == "anchor-attention" and self.scales_read_input:
@@ -176,10 +173,9 @@ class FunctionSpaceConfig(OperatorConfig):
 
     def points(self, training: bool) -> tuple[int, int]:
         """Evaluation points of a refinement step: at anchors, and from a Sobol sequence."""
-        if training or self.prediction_points is None:
+        if training or self.prediction_points == "as-trained":
             return self.points_from_anchors, self.points_from_sobol
-        at_anchors = min(self.prediction_points // 2, self.anchors)
-        return at_anchors, self.prediction_points - at_anchors
+        return self.anchors, self.anchors
 
     @property
     def row_count(self) -> int:

@@ -68,7 +68,7 @@ def from_json(data: object, kind: type[Config], source: str) -> Config:
 # compared with them.
 LARGEST_SIZE = 2**20
 LARGEST = dict.fromkeys(("refinement_steps", "layers", "predictor_blocks"), 256)
-LARGEST |= dict.fromkeys(("points_from_anchors", "points_from_sobol", "prediction_points"), 2**16)
+LARGEST |= dict.fromkeys(("points_from_anchors", "points_from_sobol"), 2**16)
 
 
 def check_sizes(config: object, source: str) -> None:

@@ -25,7 +25,7 @@ OURS = {
 FST = {
     "width": 176, "heads": 8, "rows": (32,), "adaptive_axis": 1, "anchors_per_row": 32,
     "predictor_width": 144, "predictor_heads": 4, "predictor_blocks": 2, "refinement_steps": 4,
-    "points_from_anchors": 256, "points_from_sobol": 256, "prediction_points": None,
+    "points_from_anchors": 256, "points_from_sobol": 256, "prediction_points": "as-trained",
     "resample_points": True,
     "coordinates": "adaptive", "length_scales": "adaptive", "update": "function-space",
     "observe": "every-step", "condition_channels": 0, "log_condition": False,
