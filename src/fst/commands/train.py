@@ -172,7 +172,7 @@ def start(
     with held(out):
         folder = RunFolder.create(out, recipe.to_json(), described)
         summary = run_training(model, *splits, settings, folder, console=console)
-    tell_error(recipe, summary, splits, console)
+    tell_error(recipe, summary, splits, data, console)
     return summary
 
 
@@ -221,17 +221,19 @@ def resume(
         model = prepare_model(recipe, splits[0].samples)
         settings = _with_lower_rates(recipe.training, out, rate_factor or 1.0)
         summary = run_training(model, *splits, settings, folder, console=console)
-        tell_error(recipe, summary, splits, console)
+        tell_error(recipe, summary, splits, path, console)
         return summary
 
 
-def tell_error(recipe: Recipe, summary: Summary, splits: Splits, console: Console | None) -> None:
+def tell_error(
+    recipe: Recipe, summary: Summary, splits: Splits, data: Path, console: Console | None
+) -> None:
     """The last line: how good the validation error is beside trivial predictors."""
     # By the measure of the test, whatever selected the weights.
     error = summary.validation_errors.get("relative_l2", summary.validation_error)
     if console is None or error is None or not PartialState().is_main_process:
         return
-    words = recipe.evaluation.beside_validation(error, splits, recipe.data)
+    words = recipe.evaluation.beside_validation(error, splits, recipe.data, data)
     console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -69,6 +69,10 @@ class PointData(DataSource):
         folder = Path(folder)
         return point_files.read_points(folder / self.file if folder.is_dir() else folder)
 
+    def channel_names(self, folder: Path) -> tuple[tuple[tuple[str, str], ...], ...]:
+        file = self.describe(folder)
+        return file.values, file.targets
+
     def labels(self, folder: Path) -> dict[str, list[list[str]]]:
         file = self.describe(folder)
         kinds = ("axes", "values", "targets", "condition")
