@@ -57,17 +57,21 @@ def test_channels_of_a_users_file_are_interpolated_by_name(tmp_path):
     assert "no better than the best trivial predictor, inverse-distance interpolation" in words
 
 
-@pytest.mark.parametrize(("mean", "warned"), [(293.0, True), (3.0, False)])
-def test_a_large_mean_is_warned_of(tmp_path, mean, warned):
-    channel = ChannelError("temperature", "K", 0.01, 2.0, 4.0)
+@pytest.mark.parametrize(
+    ("mean", "std", "warned"), [(293.0, 4.0, True), (3.0, 4.0, False), (293.0, 0.0, True)]
+)
+def test_a_large_mean_is_warned_of(tmp_path, mean, std, warned):
+    channel = ChannelError("temperature", "K", 0.01, 2.0, std)
     write_rows(tmp_path / RESULTS / ROWS, [made_row(channels=(channel,), grid=None)])
     (tmp_path / "run.json").write_text(
-        json.dumps({"output_mean": [mean], "output_deviation": [4.0]})
+        json.dumps({"output_mean": [mean], "output_deviation": [std]})
     )
     output = StringIO()
     show(tmp_path, Console(file=output, width=200))
-    assert "its RMSE is 50.0 % of the targets' standard deviation" in output.getvalue()
-    assert ("temperature (mean 293, standard deviation 4) dwarfs" in output.getvalue()) == warned
+    share = "its RMSE is 50.0 % of the targets' standard deviation"
+    assert (share in output.getvalue()) == (std > 0)
+    dwarfed = f"temperature (mean 293, standard deviation {std:g}) dwarfs"
+    assert (dwarfed in output.getvalue()) == warned
 
 
 def test_what_an_old_run_did_not_record_is_not_known():

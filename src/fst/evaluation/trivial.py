@@ -185,7 +185,7 @@ def large_means(
     large = [
         f"{name} (mean {middle:.4g}, standard deviation {spread:.3g})"
         for name, middle, spread in zip(names, mean, std, strict=True)
-        if spread and abs(middle) > LARGE_MEAN * spread
+        if spread is not None and abs(middle) > LARGE_MEAN * spread
     ]
     if not large:
         return None
