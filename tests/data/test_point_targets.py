@@ -81,7 +81,7 @@ class TestTargets:
 
     def test_channels_of_very_different_sizes_bring_a_warning(self, path, recwarn):
         def write(*sizes: float) -> None:
-            samples = [sample(list(sizes), [-size for size in sizes])] * 5
+            samples = [sample(list(sizes), [-size for size in sizes])] * 10
             write_points(path, samples, DOMAIN, force=True)
 
         for sizes in ((3.0,), (1.0, 9.5)):

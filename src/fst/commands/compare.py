@@ -205,6 +205,7 @@ def _fit(
     found, counts, left_out = {}, {}, {}
     for model, asked in recipes.items():
         asked.data.check_options(asked)
+        asked.data.check_test(data)  # before training, not after it
         try:
             recipe = fitted(asked, data, device, size)
             recipe = terms.changed(recipe, wanted.get(model, {}))

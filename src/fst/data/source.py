@@ -225,6 +225,10 @@ class DataSource(ABC):
     ) -> tuple[Any, Any]:
         """Training and validation samples; where `augment`, those that can be changed at random."""
 
+    def check_test(self, folder: Path) -> None:
+        """Raise where a user's data hold no test split; it is not read."""
+        del folder
+
     @abstractmethod
     def load_test(self, folder: Path, device: Device = "cpu") -> TestSplit[Any]: ...
 
