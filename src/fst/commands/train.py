@@ -22,6 +22,7 @@ from fst.pretrained import check_shapes, find, read
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal, duration
 from fst.training.budget import FEWEST_STEPS, Plan, StepBudget, fit_to_time, make_plan
+from fst.training.checkpoint import load as load_checkpoint
 from fst.training.errors import TrainingError
 from fst.training.logging import check_wandb
 from fst.training.loop import Splits, Summary
@@ -387,6 +388,7 @@ def check_same_recipe(folder: RunFolder) -> None:
     """Raise where recipe.json is no longer what the checkpoint to go on from was trained with."""
     if folder.resume_from is None:
         return
+    load_checkpoint(folder.resume_from)  # or the error offers a good one
     trained = read_json(folder.resume_from / "recipe.json")
     if trained is None:
         return
