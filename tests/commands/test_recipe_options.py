@@ -192,6 +192,7 @@ def test_weights_that_do_not_fit_are_named(run, points, tmp_path, capsys):
         (["--config", "nosuch.json"], "nosuch.json: there is no such file"),
         (["own/fst", "--config", "x.json"], "not both"),
         (["--from", "nosuch"], "nosuch"),
+        (["--from", "burgers-single"], "name a recipe (fst train RECIPE --from burgers-single"),
         (["own/fst", "--seeds", "0"], "seeds must be at least 1"),
         (["own/fst", "--steps", "3"], "steps must be at least 10"),
         (["own/fst", "--minutes", "-1"], "budget must be above 0"),
