@@ -109,6 +109,16 @@ def test_a_dollar_sign_in_a_figure_is_no_mathematics():
     assert all(label.get_parse_math() for label in axes.get_xticklabels())
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_characters_that_an_encoding_lacks_end_no_command(monkeypatch, encoding):
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", output)
+    speak_plainly()
+    Terminal().print("ν in °C")
+    output.flush()
+    assert output.buffer.getvalue() in (b"? in ?C\n", b"? in \xb0C\n")
+
+
 def test_warnings_to_a_user_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     for _ in range(2_000):  # as often as a program asks: nothing piles up

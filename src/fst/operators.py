@@ -156,8 +156,13 @@ class Operator(Model):
         self, training: Any, standardization: tuple[float, float] | None = None
     ) -> None:
         found = training.statistics()
-        self.standardize_values.set(*standardization or (found.value_mean, found.value_std))
-        self.standardize_outputs.set(*standardization or (found.output_mean, found.output_std))
+        # A constant channel is divided by 1; where all channels share one std, 0 is an error.
+        values, outputs = (
+            std.where(std != 0, 1.0) if std.ndim else std
+            for std in (found.value_std, found.output_std)
+        )
+        self.standardize_values.set(*standardization or (found.value_mean, values))
+        self.standardize_outputs.set(*standardization or (found.output_mean, outputs))
         if self.condition_channels:
             self.standardize_condition(training.conditions())
 

@@ -5,7 +5,9 @@ are spelled out: for a terminal (`printable`, `Terminal`), for Markdown and for 
 """
 
 import html
+import sys
 import warnings
+from io import TextIOWrapper
 from typing import Any
 
 from rich.console import Console
@@ -34,8 +36,13 @@ def _formatted(message: Warning | str, category: type[Warning], *where: Any, **r
 
 
 def speak_plainly() -> None:
-    """Print warnings to the user as one line, without the line of code that they came from."""
+    """Print warnings to the user as one line, without the line of code that they came from.
+
+    Characters that the encoding of the output lacks become question marks.
+    """
     warnings.formatwarning = _formatted
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def markdown(text: str) -> str:

@@ -265,6 +265,11 @@ def test_a_folder_in_use_is_left_alone(capsys, tmp_path):
     assert code == USER_ERROR
     assert "already holds files" in err
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+    for out in (tmp_path / "run" / "thesis.txt", tmp_path / "run" / "thesis.txt" / "new"):
+        code, _, err = run(capsys, "train", "demo/burgers", *words, "--out", out)
+        assert code == USER_ERROR
+        assert "thesis.txt is a file, expected a folder" in err
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(

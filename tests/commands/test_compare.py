@@ -16,12 +16,14 @@ import pytest
 
 import fst
 from comparison_recipes import GRIDS, Launches, contents, small
+from data_examples import DOMAIN, point_samples
 from fst import io
 from fst.baselines import FNOConfig
 from fst.commands import compare as compare_module
 from fst.commands import jobs
 from fst.commands import train as train_command
 from fst.commands.compare import ModelJob, compare
+from fst.data import DataError, write_points
 from fst.evaluation.comparison import PAPER, SPREAD
 from fst.evaluation.rows import read_run
 from fst.recipes import find
@@ -55,6 +57,14 @@ def shipped_recipes_are_small():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fst.recipes.comparison.find", small)
         yield
+
+
+def test_a_file_without_a_test_split_is_refused_before_training(tmp_path):
+    path, out = tmp_path / "my.h5", tmp_path / "c"
+    write_points(path, point_samples(3), DOMAIN)
+    with pytest.raises(DataError, match="its test split is empty; the file holds 3 samples"):
+        compare("own", out, budget=BUDGET, data=path, device="cpu", launch=pytest.fail)
+    assert not out.exists()
 
 
 def run(out: Path, data: Path, launch=None, **changes):

@@ -146,6 +146,14 @@ def test_a_finished_run_is_trained_longer(run, tmp_path, capsys):
     assert [each["steps"] for each in again] == [before["steps"], 10]
 
 
+def test_a_constant_target_is_not_said_to_vary(tmp_path):
+    samples = [PointSample([[0.0]], [[1.0]], [[0.5]], [[3.0]])] * 9
+    write_points(tmp_path / "constant.h5", samples, Domain.unit(1))
+    choice = own.choose(own.fst(), tmp_path / "constant.h5", torch.device("cpu"))
+    assert choice.reasons["loss"].startswith("a constant target has no standard deviation")
+    assert choice.recipe.training.objective.channels == "original"
+
+
 def test_weights_serve_other_data_in_another_box_and_unit(run, tmp_path, capsys):
     random = np.random.default_rng(0)
     samples = [
@@ -184,6 +192,7 @@ def test_weights_that_do_not_fit_are_named(run, points, tmp_path, capsys):
         (["--config", "nosuch.json"], "nosuch.json: there is no such file"),
         (["own/fst", "--config", "x.json"], "not both"),
         (["--from", "nosuch"], "nosuch"),
+        (["--from", "burgers-single"], "name a recipe (fst train RECIPE --from burgers-single"),
         (["own/fst", "--seeds", "0"], "seeds must be at least 1"),
         (["own/fst", "--steps", "3"], "steps must be at least 10"),
         (["own/fst", "--minutes", "-1"], "budget must be above 0"),

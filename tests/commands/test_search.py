@@ -6,17 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from comparison_recipes import contents, small
+from data_examples import DOMAIN, point_samples
 from fst.cli import INTERRUPTED, USER_ERROR, main
 from fst.commands import search as search_module
 from fst.commands import train as train_command
 from fst.commands.search import search
+from fst.data import write_points
 from fst.evaluation.comparison import Search, Trial
 from fst.evaluation.rows import read_curves
 from fst.recipes import RECIPES, find
 from fst.recipes.comparison import confirmation, trial
+from fst.recipes.own import choose
 from fst.training.errors import TrainingError
 
 RECIPE = "burgers-single/deeponet"
@@ -66,6 +70,22 @@ def test_every_recipe_can_be_searched(name):
     recipe = find(name)
     assert confirmation(trial(recipe, 1e-4)).training.schedule.maximum == 12_000
     assert recipe.training.schedule.warmup >= 0
+
+
+def test_on_a_users_file_it_searches_the_model_that_is_trained(tmp_path, monkeypatch):
+    path, out = tmp_path / "my.h5", tmp_path / "s"
+    write_points(path, point_samples(), DOMAIN)
+    monkeypatch.setattr(search_module.jobs, "run_here", stop)
+    with pytest.raises(KeyboardInterrupt):
+        search("own/fst", out, data=path, device="cpu")
+    searched = json.loads((out / "settings.json").read_text())["recipe"]
+    trained = choose(find("own/fst"), path, torch.device("cpu")).recipe
+    assert searched == json.loads(json.dumps(trained.to_json()))
+    assert searched["model"]["width"] == 48
+
+
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_predictors_rate_keeps_its_proportion():

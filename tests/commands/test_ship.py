@@ -170,6 +170,10 @@ def test_the_name_is_accepted_by_every_command(run, shipped, capsys, tmp_path):
     assert f"{rows[-1]['error']:.5f}" in capsys.readouterr().out
     assert fst_command("evaluate", NAME, "--again") == USER_ERROR
     assert "only its stored rows are shown" in capsys.readouterr().err
+    assert fst_command("evaluate", shipped) == 0
+    assert f"{rows[-1]['error']:.5f}" in capsys.readouterr().out
+    assert fst_command("evaluate", run / "best") == USER_ERROR
+    assert "best holds weights and is no run folder" in capsys.readouterr().err
 
 
 def test_an_unknown_name_lists_those_there_are(shipped):

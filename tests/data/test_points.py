@@ -371,6 +371,14 @@ class TestBadFiles:
             with pytest.raises(DataError, match="its validation split is empty"):
                 read(path)
 
+    @pytest.mark.parametrize(("samples", "empty"), [(1, "training and test"), (3, "test")])
+    def test_a_check_says_what_a_file_is_too_small_for(self, path, samples, empty):
+        write_points(path, point_samples(samples), DOMAIN)
+        with pytest.warns(UserWarning, match=f"holds no samples for {empty}: fst train needs"):
+            facts = dict(check_file(path).facts)
+        counts = f"{max(0, samples - 1)} training, 1 validation, 0 test"
+        assert facts["splits"] == f"none named, drawn by seed: {counts}"
+
     def test_rows_outside_the_file(self, path):
         write_points(path, [ONE] * 4, DOMAIN)
         with pytest.raises(IndexError, match="row must lie between 0 and 3, got 4"):

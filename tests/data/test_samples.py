@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+import fst
 from data_examples import BURGERS, DOMAIN, POINTS, TIMES, point_samples, trajectories
 from fst.data import GridSamples, PointData, read_points, write_points
 from fst.data.burgers_data import BurgersData
-from fst.data.point_samples import PointSamples
+from fst.data.point_samples import PointSamples, StreamedPoints
 from fst.data.samples import (
     BurgersSamples,
     boundary_observation_indices,
@@ -274,15 +275,19 @@ class TestPointSamples:
         np.testing.assert_allclose(statistics.value_std, values.std(axis=0), rtol=1e-10)
         assert statistics.output_mean.shape == (1,)
 
-    def test_a_constant_channel_has_deviation_one(self, tmp_path):
+    def test_a_constant_channel_is_divided_by_one(self, tmp_path):
         path = tmp_path / "mine.h5"
         samples = point_samples(4)
         constant = [
             type(s)(s.positions, np.full_like(s.values, 5), s.queries, s.targets) for s in samples
         ]
         write_points(path, constant, DOMAIN)
-        statistics = PointSamples.read(read_points(path), np.arange(4)).statistics()
-        assert statistics.value_std.tolist() == [1, 1]
+        resident = PointSamples.read(read_points(path), np.arange(4))
+        for samples in (resident, StreamedPoints(read_points(path), np.arange(4), workers=0)):
+            assert samples.statistics().value_std.tolist() == [0, 0]
+            model = fst.build("own/perceiver-io", value_channels=2, width=16, heads=2)
+            model.fit_statistics(samples)
+            assert model.standardize_values.deviation.tolist() == [1, 1]
 
 
 # Which points of a grid are observed, supervised and tested: the paper's counts and definitions.

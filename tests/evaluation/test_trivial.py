@@ -100,7 +100,9 @@ def test_channels_are_matched_by_name():
     named = (("T", "K"), ("v", "m/s"))
     assert observed_targets(TestSplit(samples, values=named, targets=named[::-1])) == (1, 0)
     assert observed_targets(TestSplit(samples, values=named, targets=(("p", ""),) * 2)) is None
-    assert observed_targets(TestSplit(samples)) == (0, 1)
+    unnamed = {kind: ((f"{kind} 0", ""), (f"{kind} 1", "")) for kind in ("values", "targets")}
+    assert observed_targets(TestSplit(samples, **unnamed)) == (0, 1)
+    assert observed_targets(TestSplit(samples)) is None  # nobody said what they are
 
 
 def test_interpolation_is_exact_at_observations_and_ignores_padding():

@@ -3,18 +3,21 @@
 import json
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from evaluation_fakes import SETTINGS, made_row, some_points, some_test
 from fst.commands.evaluate import described_facts, show
-from fst.data import BurgersData, DarcyData
+from fst.data import BurgersData, DarcyData, Labels, PointData, PointSample, write_points
 from fst.data.source import TrainingSplit, ValidationSplit
 from fst.evaluation.classification import ClassificationSettings
 from fst.evaluation.protocol import EvaluationSettings, trivial_rows
 from fst.evaluation.rows import RESULTS, ROWS, ChannelError, Origin, write_rows
 from fst.evaluation.trivial import TrainingFacts
+from fst.types import Domain
 
 
 def splits_of(samples):
@@ -28,32 +31,47 @@ def test_a_validation_error_stands_beside_the_best_trivial_predictor():
     rows = trivial_rows(some_test(), whole, Origin("", "", "", ""), facts)
     best = min(rows, key=lambda row: row.error)
     settings = replace(SETTINGS, paper_errors=(0.1, 0.2), neighbors=(1,))
-    words = settings.beside_validation(best.error / 4, splits_of(samples), data)
+    words = settings.beside_validation(best.error / 4, splits_of(samples), data, Path())
     assert words.startswith(f"Validation error: {best.error / 4:.5f}, 4.0 times lower than")
     assert f"{best.model} ({best.error:.5f})" in words
-    assert "no better than" in SETTINGS.beside_validation(2.0, splits_of(samples), data)
+    assert "no better than" in SETTINGS.beside_validation(2.0, splits_of(samples), data, Path())
 
 
 def test_another_quantity_is_not_interpolated():
     samples = some_points().samples
-    words = EvaluationSettings(grids=()).beside_validation(9.0, splits_of(samples), DarcyData())
-    assert "mean of the training targets" in words
-    assert ClassificationSettings().beside_validation(0.25, (None, None), DarcyData()) == (
-        "Validation error: 0.25000."
-    )
+    said = EvaluationSettings(grids=()).beside_validation
+    assert "mean of the training targets" in said(9.0, splits_of(samples), DarcyData(), Path())
+    said = ClassificationSettings().beside_validation
+    assert said(0.25, (None, None), DarcyData(), Path()) == "Validation error: 0.25000."
 
 
-@pytest.mark.parametrize(("mean", "warned"), [(293.0, True), (3.0, False)])
-def test_a_large_mean_is_warned_of(tmp_path, mean, warned):
-    channel = ChannelError("temperature", "K", 0.01, 2.0, 4.0)
+def test_channels_of_a_users_file_are_interpolated_by_name(tmp_path):
+    random, samples = np.random.default_rng(0), []
+    for _ in range(4):
+        points, values = random.uniform(size=(9, 2)), random.normal((0, 2), size=(9, 2))
+        samples.append(PointSample(points, values, points, values[:, ::-1]))
+    path, labels = tmp_path / "swapped.h5", Labels(values=["u", "v"], targets=["v", "u"])
+    write_points(path, samples, Domain.unit(2), labels=labels)
+    splits, settings = PointData().load(path), EvaluationSettings(grids=())
+    words = settings.beside_validation(0.1, splits, PointData(), path)
+    assert "no better than the best trivial predictor, inverse-distance interpolation" in words
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "warned"), [(293.0, 4.0, True), (3.0, 4.0, False), (293.0, 0.0, True)]
+)
+def test_a_large_mean_is_warned_of(tmp_path, mean, std, warned):
+    channel = ChannelError("temperature", "K", 0.01, 2.0, std)
     write_rows(tmp_path / RESULTS / ROWS, [made_row(channels=(channel,), grid=None)])
     (tmp_path / "run.json").write_text(
-        json.dumps({"output_mean": [mean], "output_deviation": [4.0]})
+        json.dumps({"output_mean": [mean], "output_deviation": [std]})
     )
     output = StringIO()
     show(tmp_path, Console(file=output, width=200))
-    assert "its RMSE is 50.0 % of the targets' standard deviation" in output.getvalue()
-    assert ("temperature (mean 293, standard deviation 4) dwarfs" in output.getvalue()) == warned
+    share = "its RMSE is 50.0 % of the targets' standard deviation"
+    assert (share in output.getvalue()) == (std > 0)
+    dwarfed = f"temperature (mean 293, standard deviation {std:g}) dwarfs"
+    assert (dwarfed in output.getvalue()) == warned
 
 
 def test_what_an_old_run_did_not_record_is_not_known():

@@ -53,7 +53,7 @@ def burgers_test(
         observed_values=fields[:, time, cell],
         condition=condition,
     )
-    return TestSplit(samples, groups)
+    return TestSplit(samples, groups, values=(("u", ""),), targets=(("u", ""),))
 
 
 def some_test(count: int = 10) -> TestSplit:

@@ -15,8 +15,10 @@ import pytest
 import fst
 from data_examples import DARCY, write_fields, write_published
 from fst.cli import USER_ERROR, main
+from fst.commands import train as train_command
 from fst.data import ImageData, Partition, PointData, write_points
 from fst.data.point_files import PointSample
+from fst.training.errors import TrainingError
 from image_examples import members, write_folder
 from tiny import TRAINING
 
@@ -134,6 +136,13 @@ def test_trajectories_of_the_training_are_never_scored(published, tmp_path, caps
     assert not (folder / "run" / "results").exists()
     words = [folder / "run", "--data", published / "data"]
     assert main(["evaluate", *map(str, words), *CPU]) == 0
+
+
+def test_a_run_that_recorded_one_for_a_constant_channel_is_known_again(tmp_path):
+    recorded = {"value_deviation": [1.0, 2.0]}
+    train_command.require_same_data(tmp_path, recorded, {"value_deviation": [0.0, 2.0]})
+    with pytest.raises(TrainingError, match="value_deviation was"):
+        train_command.require_same_data(tmp_path, recorded, {"value_deviation": [0.0, 3.0]})
 
 
 @pytest.mark.parametrize("kind", ["darcy", "images"])

@@ -150,6 +150,15 @@ def test_a_damaged_state_is_named(stopped, capsys, text):
     assert "state.json is no JSON object" in line or "does not fit this run" in line
 
 
+def test_a_damaged_recipe_of_a_checkpoint_hides_no_good_one(run, capsys):
+    (run / "summary.json").unlink()
+    (run / "checkpoints" / "step-00000006" / "recipe.json").write_text("")
+    line = one_line(capsys, "train", "--resume", run, *CPU)
+    good = checkpoint.available(run / "checkpoints")[0].name
+    assert "recipe.json has 0 bytes" in line
+    assert f"{good} is good: fst train --resume {run} --checkpoint {good}" in line
+
+
 @pytest.mark.parametrize(
     ("prefix", "how"),
     [("random.", "missing"), ("random.", "short"), ("best.", "missing"), ("best.", "short"),

@@ -34,8 +34,8 @@ from fst.evaluation.protocol import device_name
 from fst.evaluation.rows import RESULTS, ROWS
 from fst.io import read_json, write_json
 from fst.pretrained import WEIGHTS, from_json
-from fst.recipes import CHOOSE, find, own
 from fst.recipes import comparison as terms
+from fst.recipes import find, fitted, own
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
 from fst.training.budget import Plan, make_plan, parse_budget, release, spend
@@ -202,14 +202,12 @@ def _fit(
 ) -> tuple[dict[str, Recipe], dict[str, int], dict[str, str]]:
     """Recipes fitted to the data, their parameters, and why models nobody `named` are left out."""
     wanted = terms.changes_by_model(changes, recipes)
-    fitted, counts, left_out = {}, {}, {}
+    found, counts, left_out = {}, {}, {}
     for model, asked in recipes.items():
         asked.data.check_options(asked)
+        asked.data.check_test(data)  # before training, not after it
         try:
-            if asked.task in CHOOSE:
-                recipe = CHOOSE[asked.task](asked, data, device, size).recipe
-            else:
-                recipe = asked.data.fit(asked, data)
+            recipe = fitted(asked, data, device, size)
             recipe = terms.changed(recipe, wanted.get(model, {}))
             with torch.device("meta"):  # shapes without numbers
                 counts[model] = parameter_count(build_model(recipe.model))
@@ -219,10 +217,10 @@ def _fit(
                 raise error if unfit else TrainingError(str(error)) from None
             left_out[model] = f"{asked.model_name} is left out. {error}"
         else:
-            fitted[model] = recipe
-    if not fitted:
+            found[model] = recipe
+    if not found:
         raise TrainingError(f"no model can be trained here: {'; '.join(left_out.values())}")
-    return fitted, counts, left_out
+    return found, counts, left_out
 
 
 def _settle(

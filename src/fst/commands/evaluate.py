@@ -49,13 +49,14 @@ def evaluate(
     scored once, so a run that may still go on is not scored unless `unfinished` says so.
     """
     console = console or Terminal()
-    if not run.exists() and str(run) in shipped():
-        if data is not None or again:
+    folder = run if run.exists() else shipped().get(str(run), run)
+    if (folder / WEIGHTS).is_file():
+        if data is not None or again or not (folder / RESULTS / ROWS).is_file():
             raise EvaluationError(
-                f"{run} ships with fst and was scored when it was trained: only its stored rows "
-                "are shown, without --data and --again"
+                f"{run} holds weights and is no run folder: only its stored rows are shown, where "
+                "fst ship wrote some, and without --data and --again"
             )
-        return show(shipped()[str(run)], console)
+        return show(folder, console)
     recipe = comparable(read_recipe(run))
     if not unfinished and not (run / "summary.json").is_file():
         raise EvaluationError(

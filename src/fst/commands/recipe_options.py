@@ -129,6 +129,11 @@ def _named(name: str | None, short: ShortOptions) -> Recipe:
     if path is None:
         raise ValueError("name a recipe (fst train RECIPE --out DIR) or --resume DIR")
     found = read_json(path)
+    if found is None and short.config is None:
+        raise TrainingError(
+            f"{short.start} is no run folder: name a recipe (fst train RECIPE --from {short.start} "
+            "--out DIR)"
+        )
     if found is None:
         raise TrainingError(f"{path}: there is no such file, expected a recipe as JSON")
     return recipe_from_json(found, str(path))

@@ -24,7 +24,7 @@ from fst.evaluation.comparison import CHECKS, Search, Trial, write_report
 from fst.evaluation.rows import read_curves
 from fst.io import file_errors, read_json, write_json
 from fst.recipes import comparison as terms
-from fst.recipes import find
+from fst.recipes import find, fitted
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
 from fst.training import checkpoint
@@ -83,7 +83,7 @@ def search(
         raise ValueError(f"rates must be one or more different numbers, got {tuple(rates)}")
     before, chosen = jobs.read_settings(out, KIND), choose_device(device)
     path = jobs.find_data(out, recipe, data)
-    recipe = recipe.data.fit(recipe, path)
+    recipe = fitted(recipe, path, chosen)
     tried = [terms.trial(recipe, rate, steps) for rate in sorted(rates)]
     if confirm:
         terms.confirmation(tried[0], confirm)  # a wrong number, early

@@ -22,6 +22,7 @@ from fst.pretrained import check_shapes, find, read
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal, duration
 from fst.training.budget import FEWEST_STEPS, Plan, StepBudget, fit_to_time, make_plan
+from fst.training.checkpoint import load as load_checkpoint
 from fst.training.errors import TrainingError
 from fst.training.logging import check_wandb
 from fst.training.loop import Splits, Summary
@@ -172,7 +173,7 @@ def start(
     with held(out):
         folder = RunFolder.create(out, recipe.to_json(), described)
         summary = run_training(model, *splits, settings, folder, console=console)
-    tell_error(recipe, summary, splits, console)
+    tell_error(recipe, summary, splits, data, console)
     return summary
 
 
@@ -221,17 +222,19 @@ def resume(
         model = prepare_model(recipe, splits[0].samples)
         settings = _with_lower_rates(recipe.training, out, rate_factor or 1.0)
         summary = run_training(model, *splits, settings, folder, console=console)
-        tell_error(recipe, summary, splits, console)
+        tell_error(recipe, summary, splits, path, console)
         return summary
 
 
-def tell_error(recipe: Recipe, summary: Summary, splits: Splits, console: Console | None) -> None:
+def tell_error(
+    recipe: Recipe, summary: Summary, splits: Splits, data: Path, console: Console | None
+) -> None:
     """The last line: how good the validation error is beside trivial predictors."""
     # By the measure of the test, whatever selected the weights.
     error = summary.validation_errors.get("relative_l2", summary.validation_error)
     if console is None or error is None or not PartialState().is_main_process:
         return
-    words = recipe.evaluation.beside_validation(error, splits, recipe.data)
+    words = recipe.evaluation.beside_validation(error, splits, recipe.data, data)
     console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -271,6 +274,8 @@ def require_same_data(
     """Raise where data differ from those that a folder recorded; older ones recorded less."""
     for name, value in found.items():
         before = recorded.get(name, value)
+        if name.endswith("_deviation"):  # older runs recorded 1 for a constant channel
+            before, value = ([each or 1.0 for each in std] for std in (before, value))
         if not _same(before, value):
             raise TrainingError(
                 f"the training data{source} are not those that {folder} was started with: "
@@ -383,6 +388,7 @@ def check_same_recipe(folder: RunFolder) -> None:
     """Raise where recipe.json is no longer what the checkpoint to go on from was trained with."""
     if folder.resume_from is None:
         return
+    load_checkpoint(folder.resume_from)  # or the error offers a good one
     trained = read_json(folder.resume_from / "recipe.json")
     if trained is None:
         return

@@ -4,6 +4,7 @@ Enters: a data file of any layout, a folder of them, or images in class folders 
 description, in words and numbers. Every number is read, and every image decoded, once.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from fst.data.files import DataError, Provenance, reading_hdf5
 from fst.data.image_data import TRAIN, VAL
 from fst.data.image_decoding import looked_through
 from fst.data.images import Skipped, listed
+from fst.data.point_data import PointData
 from fst.data.samples import RunningMoments
 from fst.data.source import SPLITS, Partition
 
@@ -134,8 +136,15 @@ def _check_fields(path: Path) -> Description:
 
 def _check_points(path: Path) -> Description:
     file = point_files.read_points(path)
-    if file.partition is not None:
-        point_files.check_trainable(path, file.partition, len(file))
+    partition, named = file.partition or PointData().drawn(len(file)), file.partition is not None
+    if named:
+        point_files.check_trainable(path, partition, len(file))
+    if empty := [name for name in SPLITS if len(getattr(partition, name)) == 0]:
+        warnings.warn(
+            f"{path}: holds no samples for {' and '.join(empty)}: fst train needs training and "
+            "validation, fst evaluate and fst compare the test",
+            stacklevel=2,
+        )
     values, targets, conditions = (
         _Ranges(*map(str, labels)) for labels in (file.values, file.targets, file.condition)
     )
@@ -157,7 +166,7 @@ def _check_points(path: Path) -> Description:
         ("condition", str(conditions)),
         ("observations a sample", _sizes(file.observation_offsets)),
         ("queries a sample", _sizes(file.query_offsets)),
-        ("splits", _splits(file.partition)),
+        ("splits", ("" if named else "none named, drawn by seed: ") + _splits(partition)),
     )
     return Description(path, "fst points", facts)
 

@@ -69,6 +69,10 @@ class PointData(DataSource):
         folder = Path(folder)
         return point_files.read_points(folder / self.file if folder.is_dir() else folder)
 
+    def channel_names(self, folder: Path) -> tuple[tuple[tuple[str, str], ...], ...]:
+        file = self.describe(folder)
+        return file.values, file.targets
+
     def labels(self, folder: Path) -> dict[str, list[list[str]]]:
         file = self.describe(folder)
         kinds = ("axes", "values", "targets", "condition")
@@ -161,11 +165,17 @@ class PointData(DataSource):
         start = f"{file.path}: is of another kind than the data that {run} was started with:"
         _require_same(recipe.model, _decided(file, recipe.model), start, "{} was {}, is {}")
 
+    def check_test(self, folder: Path) -> None:
+        file = self.describe(folder)
+        if len(self.partition(file).test) == 0:
+            raise DataError(
+                f"{file.path}: its test split is empty; the file holds {len(file)} samples"
+            )
+
     def load_test(self, folder: Path | str, device: Device = "cpu") -> TestSplit[Samples]:
+        self.check_test(Path(folder))
         file = self.describe(folder)
         rows = self.partition(file).test
-        if len(rows) == 0:
-            raise DataError(f"{file.path}: its test split is empty")
         return TestSplit(
             self._samples(file, rows, torch.device(device)),
             numbers=tuple(rows.tolist()),
@@ -178,15 +188,16 @@ class PointData(DataSource):
 
     def partition(self, file: PointFile) -> Partition:
         """The splits that a file names, or those drawn by seed."""
-        partition, samples = file.partition, len(file)
-        if partition is None:
-            validation = max(1, round(self.validation_fraction * samples))
-            test = min(round(self.test_fraction * samples), samples - validation)
-            training = samples - validation - test
-            counts = {"training": training, "validation": validation, "test": test}
-            partition = Partition.drawn(samples, **counts, seed=self.split_seed)
-        point_files.check_trainable(file.path, partition, samples)
+        partition = file.partition or self.drawn(len(file))
+        point_files.check_trainable(file.path, partition, len(file))
         return partition
+
+    def drawn(self, samples: int) -> Partition:
+        """The splits of a file that names none; of few samples, some are empty."""
+        validation = max(1, round(self.validation_fraction * samples))
+        test = min(round(self.test_fraction * samples), samples - validation)
+        counts = {"training": samples - validation - test, "validation": validation, "test": test}
+        return Partition.drawn(samples, **counts, seed=self.split_seed)
 
 
 # How far from a grid point, in grid steps, a point may be and still mean that one.

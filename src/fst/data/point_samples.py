@@ -158,11 +158,9 @@ class PointSamples(Samples):
         return Batch(observations, *self.queried.take(rows, chosen))
 
     def statistics(self) -> Statistics:
-        """One mean and standard deviation for each channel; 1 for a constant channel."""
-        value_mean, value_std = samples.moments(self.observed.values)
-        output_mean, output_std = samples.moments(self.queried.values)
-        value_std, output_std = (std.where(std > 0, 1.0) for std in (value_std, output_std))
-        return Statistics(value_mean, value_std, output_mean, output_std)
+        """One mean and standard deviation for each channel."""
+        observed, queried = self.observed.values, self.queried.values
+        return Statistics(*samples.moments(observed), *samples.moments(queried))
 
 
 class StreamedPoints(Streamed, Samples):
@@ -292,6 +290,13 @@ class TargetCheck:
                 "one relative error over all channels, which is the score: look at the error of "
                 "each channel. --training.objective.channels standardized, which own/... recipes "
                 "then choose, lets all count alike in the loss",
+                stacklevel=3,
+            )
+        constant = [label.name for label, std in zip(labels, seen.std, strict=True) if std == 0]
+        if constant:
+            warnings.warn(
+                f"{self.file.path}: there is nothing to learn in targets that are constant: "
+                f"{listed(constant)}; leave them out",
                 stacklevel=3,
             )
         large = np.flatnonzero(seen.offsets > LARGEST_OFFSET).tolist()

@@ -322,9 +322,7 @@ class RunningMoments:
         return np.where(constant, 0.0, np.abs(self.mean) / np.where(constant, 1.0, self.std))
 
     def result(self) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
-        """A constant channel has standard deviation 1."""
-        std = np.where(self.std > 0, self.std, 1.0)
-        return torch.from_numpy(self.mean), torch.from_numpy(std)
+        return torch.from_numpy(self.mean), torch.from_numpy(self.std)
 
 
 def scalar_moments(values: Tensor) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:

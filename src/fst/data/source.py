@@ -176,6 +176,11 @@ class DataSource(ABC):
     """Names and units of what is observed and of what is asked for, where they are always the
     same."""
 
+    def channel_names(self, folder: Path) -> tuple[tuple[tuple[str, str], ...], ...]:
+        """Names and units of what is observed, and of what is asked for."""
+        del folder
+        return self.value_names, self.target_names
+
     def labels(self, folder: Path) -> dict[str, list[list[str]]]:
         """Names and units of axes, values, targets and condition, where a file says them."""
         return {}
@@ -219,6 +224,10 @@ class DataSource(ABC):
         self, folder: Path, device: torch.device, augment: bool, console: Console | None
     ) -> tuple[Any, Any]:
         """Training and validation samples; where `augment`, those that can be changed at random."""
+
+    def check_test(self, folder: Path) -> None:
+        """Raise where a user's data hold no test split; it is not read."""
+        del folder
 
     @abstractmethod
     def load_test(self, folder: Path, device: Device = "cpu") -> TestSplit[Any]: ...

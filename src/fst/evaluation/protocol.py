@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, Literal, Self
 
@@ -99,7 +100,9 @@ class TestProtocol(ABC):
         """The same settings without what only costs time in a comparison."""
         return self
 
-    def beside_validation(self, error: float, splits: tuple[Any, Any], source: DataSource) -> str:
+    def beside_validation(
+        self, error: float, splits: tuple[Any, Any], source: DataSource, folder: Path
+    ) -> str:
         """A validation error in words, beside the trivial predictors on the same samples."""
         return f"Validation error: {error:.5f}."
 
@@ -172,12 +175,15 @@ class EvaluationSettings(TestProtocol):
         rows += trivial_rows(test, self, origin, facts, console=console)
         return rows, sample_fields(model, test, self, origin, errors, over)
 
-    def beside_validation(self, error: float, splits: tuple[Any, Any], source: DataSource) -> str:
+    def beside_validation(
+        self, error: float, splits: tuple[Any, Any], source: DataSource, folder: Path
+    ) -> str:
         """The training targets give their mean; the validation grid is the samples' own."""
         training, validation = (split.samples for split in splits)
         mean = training.statistics().output_mean.reshape(-1).expand(training.output_channels)
         facts = TrainingFacts(tuple(mean.tolist()), diffusion=source.diffusion)
-        split = TestSplit(validation, values=source.value_names, targets=source.target_names)
+        values, targets = source.channel_names(folder)
+        split = TestSplit(validation, values=values, targets=targets)
         grids = (validation.grid_shape,) if self.grids else ()
         whole = replace(self.without_paper(), grids=grids, neighbors=())
         rows = trivial_rows(split, whole, Origin("", "", "", ""), facts)

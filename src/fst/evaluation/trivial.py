@@ -154,16 +154,15 @@ def predictors(
 def observed_targets(test: TestSplit[Samples]) -> tuple[int, ...] | None:
     """Which observed channel is each target, by name; None where some target is not observed.
 
-    Channels without names of their own are taken to be the same where there are as many of them.
+    Channels with the names of those without a name (values 0, targets 0) are taken to be the same
+    where there are as many of them.
     """
     values, targets = [name for name, _ in test.values], [name for name, _ in test.targets]
     if targets and set(targets) <= set(values):
         return tuple(map(values.index, targets))
-    unnamed = all(name == f"values {index}" for index, name in enumerate(values)) and all(
-        name == f"targets {index}" for index, name in enumerate(targets)
-    )
-    same = test.samples.value_channels == test.samples.output_channels
-    return tuple(range(test.samples.output_channels)) if unnamed and same else None
+    channels = tuple(range(test.samples.output_channels))
+    unnamed = targets == [f"targets {index}" for index in channels]
+    return channels if unnamed and values == [f"values {index}" for index in channels] else None
 
 
 def compared(error: float, beside: Mapping[str, float], measure: Metric) -> str:
@@ -186,7 +185,7 @@ def large_means(
     large = [
         f"{name} (mean {middle:.4g}, standard deviation {spread:.3g})"
         for name, middle, spread in zip(names, mean, std, strict=True)
-        if spread and abs(middle) > LARGE_MEAN * spread
+        if spread is not None and abs(middle) > LARGE_MEAN * spread
     ]
     if not large:
         return None

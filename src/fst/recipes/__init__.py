@@ -4,7 +4,10 @@ import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from fst.base import Model, build_model
 from fst.data.dataset import PointDataset
@@ -42,6 +45,15 @@ RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _FUNCT
 CHOOSE = {own.TASK: own.choose, images.OWN: images.choose}
 """For tasks on a user's own data: what fits a recipe to the data and the device."""
 _COSTS = {own.TASK: own.COST, images.OWN: images.OWN_COST}
+
+
+def fitted(
+    recipe: Recipe, data: Path, device: torch.device, size: own.Size | None = None
+) -> Recipe:
+    """The recipe that `fst train` trains with these data on this device."""
+    if recipe.task in CHOOSE:
+        return CHOOSE[recipe.task](recipe, data, device, size).recipe
+    return recipe.data.fit(recipe, data)
 
 
 class UnknownRecipeError(ValueError):

@@ -185,6 +185,8 @@ def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None =
     spread = f"means {'' if far else 'not '}far larger than standard deviations"
     if uneven and not far:
         spread = f"channels differ by a factor of {moments.size_ratio:.2g}"
+    elif not far and (moments.std == 0).any():
+        spread = "a constant target has no standard deviation"
     where = "a CPU" if cpu else "a GPU"
     number = f"{samples:,} training samples"
     reasons = {

@@ -109,6 +109,10 @@ class RunFolder:
         """Raise where a new run would overwrite something."""
         path = Path(path)
         with file_errors(path):
+            for each in (path, *path.parents):
+                if each.exists() and not each.is_dir():
+                    message = f"{each} is a file, expected a folder or a name for a new one"
+                    raise TrainingError(message)
             held_files = path.iterdir() if _is_first() and path.is_dir() else ()
             if any(each.name not in STARTING for each in held_files):
                 raise TrainingError(
