@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fst.data import DataError, from_grid, from_meshes, from_table, from_xarray, read_points
+from fst.data.conversion import bounding_box
 from fst.data.point_files import Label, PointSample, write_points
 from fst.types import Domain
 
@@ -43,6 +44,33 @@ def test_masked_points_of_a_grid_are_left_out(tmp_path):
     sample = read_points(tmp_path / "grid.h5")[3]
     assert sample.values[:, 0].tolist() == [19.0, 20.0]
     assert len(sample.targets) == 6
+    half = np.ma.array(A, mask=np.broadcast_to(X[:, None] > 1, A.shape))
+    functions = from_grid({"a": half}, {"u": half}, {"x": X, "y": Y})
+    assert functions.domain == Domain((0.0, -1.0), (2.0, 3.0))  # of the whole grid
+
+
+@pytest.mark.parametrize("padding", [-999.0, np.nan])
+@pytest.mark.parametrize("hide", ["mask", "positions", "values"])
+def test_the_box_of_samples_ignores_padding(padding, hide):
+    points = np.array([[0.25, 0.1], [1.0, 0.5], [padding, padding]])
+    values, real = np.ones((3, 1)), np.array([True, True, False])
+    mask = real if hide == "mask" else None
+    seen, known = (
+        np.ma.array(array, mask=np.repeat(~real[:, None], array.shape[1], 1) & (name == hide))
+        for name, array in (("positions", points), ("values", values))
+    )
+    sample = PointSample(seen, known, seen, known, mask=mask, query_mask=mask)
+    assert bounding_box([sample] * 2) == Domain((0.25, 0.1), (1.0, 0.5))
+
+
+def test_samples_without_a_common_box_are_named():
+    flat, line = (PointSample(p, [[1.0]], p, [[1.0]]) for p in ([[0.1, 0.2]], [[0.1]]))
+    with pytest.raises(ValueError, match=r"points of as many axes, got \{1, 2\}"):
+        bounding_box([flat, line])
+    with pytest.raises(ValueError, match="got no points"):
+        bounding_box([PointSample([[np.nan]], [[1.0]], [[np.nan]], [[1.0]])])
+    with pytest.raises(TypeError, match="sample 1 must be PointSample, got 3"):
+        bounding_box([line, 3])
 
 
 def test_a_grid_of_the_wrong_shape_is_named():

@@ -15,8 +15,16 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from fst.data.files import DataError, reading
-from fst.data.point_files import REFUSED, Label, Labels, PointFunctions, PointSample
+from fst.data.files import DataError, blame, reading
+from fst.data.point_files import (
+    GROUPS,
+    REFUSED,
+    Label,
+    Labels,
+    PointFunctions,
+    PointSample,
+    real_points,
+)
 from fst.types import Domain, check_argument
 
 
@@ -53,7 +61,8 @@ def from_grid(
         PointSample(points, seen.reshape(flat), points, asked.reshape(flat), given)
         for seen, asked, given in zip(*stacked, conditions, strict=True)
     ]
-    return _functions(samples, lines, values, targets, condition or {}, units or {})
+    domain = bounding_box([PointSample(points, points, points, points)])  # of hidden ones, too
+    return _functions(samples, lines, values, targets, condition or {}, units or {}, domain)
 
 
 def from_xarray(
@@ -231,18 +240,30 @@ def _functions(
     targets: Sequence[str] | Mapping[str, Any],
     condition: Sequence[str] | Mapping[str, Any],
     units: Mapping[str, str],
+    domain: Domain | None = None,
 ) -> PointFunctions:
     if not samples:
         raise ValueError("there must be at least one sample, got none")
     parts = (axes, values, targets, condition)
     labels = Labels(*([Label(name, units.get(name, "")) for name in part] for part in parts))
-    return PointFunctions(samples, bounding_box(samples), labels)
+    return PointFunctions(samples, domain or bounding_box(samples), labels)
 
 
 def bounding_box(samples: Sequence[PointSample]) -> Domain:
-    everywhere = [np.asarray(p) for s in samples for p in (s.positions, s.queries) if np.size(p)]
-    low = np.min([points.min(axis=0) for points in everywhere], axis=0)
-    high = np.max([points.max(axis=0) for points in everywhere], axis=0)
+    """The smallest box that holds all points but masked ones, and those that are not finite."""
+    edges: list[np.ndarray] = []
+    for row, sample in enumerate(samples):
+        check_argument(f"sample {row}", sample, PointSample)
+        for group in GROUPS:
+            with blame(f"sample {row}"):
+                points, _ = real_points(sample, group, np.float64)
+            points = points[np.isfinite(points).all(axis=1)]
+            if len(points):
+                edges += [points.min(axis=0), points.max(axis=0)]
+    axes = {len(edge) for edge in edges}
+    if len(axes) != 1:
+        raise ValueError(f"samples must have points of as many axes, got {axes or 'no points'}")
+    low, high = np.min(edges, axis=0), np.max(edges, axis=0)
     return Domain(tuple(low.tolist()), tuple(high.tolist()))
 
 

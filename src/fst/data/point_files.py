@@ -533,8 +533,8 @@ def _finite(numbers: np.ndarray) -> bool:
     return bool(np.isfinite(np.ma.getdata(numbers)).all())
 
 
-def _real_numbers(field: str, given: ArrayLike) -> np.ma.MaskedArray:
-    """A sample's numbers as float32, in memory of their own: the caller may reuse its arrays.
+def _real_numbers(field: str, given: ArrayLike, dtype: type = np.float32) -> np.ma.MaskedArray:
+    """A sample's numbers as floats, in memory of their own: the caller may reuse its arrays.
 
     What a masked array hides, as netCDF readers return them, stays hidden.
     """
@@ -546,28 +546,22 @@ def _real_numbers(field: str, given: ArrayLike) -> np.ma.MaskedArray:
         way_out = REFUSED.get(numbers.dtype.kind)
         hint = f"; {way_out}" if way_out else ""
         raise ValueError(f"{field} must be real numbers, got {numbers.dtype}{hint}")
-    return np.ma.asarray(numbers.astype(np.float32))
+    return np.ma.asarray(numbers.astype(dtype))
 
 
-def _checked_points(
-    sample: PointSample, group: str, domain: Domain, first: PointSample | None
+def real_points(
+    sample: PointSample, group: str, dtype: type = np.float32
 ) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n v"]]:
     """Positions and values without masked points."""
     where, channel = GROUPS[group]
     mask = sample.mask if group == "observations" else sample.query_mask
-    positions, values = (_real_numbers(name, getattr(sample, name)) for name in (where, channel))
+    positions, values = (
+        _real_numbers(name, getattr(sample, name), dtype) for name in (where, channel)
+    )
     if positions.ndim != 2 or values.ndim != 2 or len(positions) != len(values):
         raise ValueError(
             f"{group} must be positions (n, axes) and values (n, channels), "
             f"got {positions.shape} and {values.shape}"
-        )
-    if positions.shape[1] != domain.axes:
-        raise ValueError(f"{group} must have {domain.axes} axes, got {positions.shape[1]}")
-    channels = values.shape[1] if first is None else getattr(first, channel).shape[1]
-    if values.shape[1] != channels:
-        raise ValueError(
-            f"{group}/{channel} must have {channels} channels like the samples before, "
-            f"got {values.shape[1]}"
         )
     real = ~(np.ma.getmaskarray(positions).any(axis=1) | np.ma.getmaskarray(values).any(axis=1))
     if mask is not None:
@@ -575,7 +569,22 @@ def _checked_points(
         if given.dtype != np.bool_ or given.shape != (len(positions),):
             raise ValueError(f"{group}: mask must be bool of shape ({len(positions)},)")
         real &= given
-    points, numbers = np.ma.getdata(positions)[real], np.ma.getdata(values)[real]
+    return np.ma.getdata(positions)[real], np.ma.getdata(values)[real]
+
+
+def _checked_points(
+    sample: PointSample, group: str, domain: Domain, first: PointSample | None
+) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n v"]]:
+    points, numbers = real_points(sample, group)
+    channel = GROUPS[group][1]
+    if points.shape[1] != domain.axes:
+        raise ValueError(f"{group} must have {domain.axes} axes, got {points.shape[1]}")
+    channels = numbers.shape[1] if first is None else getattr(first, channel).shape[1]
+    if numbers.shape[1] != channels:
+        raise ValueError(
+            f"{group}/{channel} must have {channels} channels like the samples before, "
+            f"got {numbers.shape[1]}"
+        )
     if len(points) == 0:
         raise ValueError(f"{group} must hold at least one point")
     if not (_finite(points) and _finite(numbers)):
