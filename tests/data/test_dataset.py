@@ -178,6 +178,12 @@ def test_fit_finds_the_box_of_samples_and_can_be_quiet(capsys):
         fst.fit(samples, recipe="burgers-single/fst")
 
 
+@pytest.mark.parametrize("given", [{"domain": DOMAIN}, {"splits": {"training": [0]}}])
+def test_fit_refuses_what_a_file_says_itself(path, given):
+    with pytest.raises(ValueError, match="a file has its own domain and splits, got domain="):
+        fst.fit(path, **given)
+
+
 def test_fit_trains_and_keeps_the_run(tmp_path):
     model = fst.fit(
         point_samples(), DOMAIN, minutes=0.3, out=tmp_path / "run", device="cpu", quiet=True

@@ -37,6 +37,10 @@ def fit(
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder if out is None else out)
         if isinstance(samples, str | Path):
+            if domain is not None or splits is not None:
+                raise ValueError(
+                    f"a file has its own domain and splits, got domain={domain} and splits={splits}"
+                )
             path = Path(samples)
         else:
             path = (kept if out is None else kept.with_name(kept.name + "-data")) / "points.h5"
