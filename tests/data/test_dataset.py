@@ -12,6 +12,7 @@ import fst
 from data_examples import DOMAIN, point_samples
 from fst.data import DataError, PointData, PointSample, from_grid, read_points, write_points
 from fst.data.point_samples import PointSamples
+from fst.training.errors import TrainingError
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 SMALL = {
@@ -182,6 +183,25 @@ def test_fit_finds_the_box_of_samples_and_can_be_quiet(capsys):
 def test_fit_refuses_what_a_file_says_itself(path, given):
     with pytest.raises(ValueError, match="a file has its own domain and splits, got domain="):
         fst.fit(path, **given)
+
+
+def test_fit_that_fails_can_be_tried_again(tmp_path):
+    out, data = tmp_path / "run", tmp_path / "run-data" / "points.h5"
+    for samples, device in ((point_samples(), "abacus"), ([point_samples()[0], 3], "cpu")):
+        with pytest.raises((ValueError, TypeError)):
+            fst.fit(samples, DOMAIN, out=out, device=device)
+        assert not data.parent.exists()
+    data.parent.mkdir()
+    data.write_text("precious")
+    with pytest.raises(DataError, match=r"points\.h5: exists; remove it, or choose another out"):
+        fst.fit(point_samples(), DOMAIN, out=out)
+    assert data.read_text() == "precious"
+    data.unlink()
+    out.mkdir()
+    (out / "mine.txt").touch()
+    with pytest.raises(TrainingError, match="already holds files"):
+        fst.fit(point_samples(), DOMAIN, out=out)
+    assert not data.exists()
 
 
 def test_fit_trains_and_keeps_the_run(tmp_path):
