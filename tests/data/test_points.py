@@ -250,6 +250,15 @@ class TestWriterMistakes:
         with pytest.raises(ValueError, match=r"labels.axes must name 2 of them, got 1"):
             write_points(path, [ONE], DOMAIN, labels=Labels(axes=("x",)))
 
+    def test_repeated_names(self):
+        with pytest.raises(ValueError, match="labels.values must not repeat a name, got u, u"):
+            Labels(values=("u", Label("u", "m")))
+
+    @pytest.mark.parametrize("axes", [[("x", "m"), "y"], [1, 2], 2])
+    def test_labels_that_are_none(self, axes):
+        with pytest.raises(TypeError, match="labels.axes must be "):
+            Labels(axes=axes)
+
     def test_nothing_is_overwritten_without_force(self, path):
         path.write_text("precious")
         with pytest.raises(DataError, match="use --force"):
@@ -338,6 +347,7 @@ BAD_FILES = {
     "outside": (poison("queries/positions", 7.0), "queries/positions leave the domain"),
     "NaN": (poison("observations/values", np.nan), "observations/values of sample 1 holds NaN"),
     "splits": (put("split/training", [0, 11]), "rows 0 to 3"),
+    "one name twice": (attribute("axes_names", ["x", "x"]), "labels.axes must not repeat a name"),
     "no names": (lambda file: file.attrs.pop("axes_names"), "cannot be read as an fst point"),
 }
 

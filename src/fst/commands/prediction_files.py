@@ -281,7 +281,7 @@ def run_labels(run: Path | str) -> Labels | None:
         return None
     try:
         return Labels(**{kind: [Label(*each) for each in described[kind]] for kind in described})
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise DataError(f"{Path(run) / 'run.json'}: labels are not understood: {error}") from None
 
 

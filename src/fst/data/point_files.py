@@ -52,6 +52,7 @@ CONVERTED |= dict.fromkeys((".npy", ".npz"), "from_grid")
 
 # The two groups of points, and what a sample calls their positions and numbers.
 GROUPS = {"observations": ("positions", "values"), "queries": ("queries", "targets")}
+KINDS = ("axes", "values", "targets", "condition")
 _CHUNK_POINTS = 4096
 _FLUSH_POINTS = 2**18
 # Kinds of numbers that could be taken for others, and the way out.
@@ -251,8 +252,9 @@ def read_points(path: Path | str) -> PointFile:
         if version != VERSION:
             raise DataError(f"{path}: has format version {version}, expected {VERSION}")
         low, high = (tuple(file.attrs[edge].tolist()) for edge in ("low", "high"))
-        labels = {kind: _labels(file, kind) for kind in ("axes", "values", "targets", "condition")}
+        labels = {kind: _labels(file, kind) for kind in KINDS}
         with blame(path):
+            Labels(**labels)
             domain = Domain(low, high)
             check_resolution(domain)
             observed, queried = (_offsets(file, group) for group in GROUPS)
@@ -337,6 +339,16 @@ class Labels:
     values: Sequence[Label | str] = ()
     targets: Sequence[Label | str] = ()
     condition: Sequence[Label | str] = ()
+
+    def __post_init__(self) -> None:
+        for kind in KINDS:
+            given = getattr(self, kind)
+            check_argument(f"labels.{kind}", given, Sequence)
+            for entry in given:
+                check_argument(f"labels.{kind}", entry, Label | str)
+            names = [entry if isinstance(entry, str) else entry.name for entry in given]
+            if len({*names}) < len(names):
+                raise ValueError(f"labels.{kind} must not repeat a name, got {', '.join(names)}")
 
     def complete(self, kind: str, count: int) -> tuple[Label, ...]:
         given: Sequence[Label | str] = getattr(self, kind)
