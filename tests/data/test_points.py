@@ -91,6 +91,20 @@ class TestRoundTrip:
         assert file.partition.training.tolist() == [0, 3]
         assert file.partition.test.tolist() == []
 
+    def test_text_of_other_writers(self, path):
+        """MATLAB and others write text of fixed length, and one entry alone."""
+        write_points(path, [ONE], DOMAIN)
+        with h5py.File(path, "r+") as file:
+            file.attrs["format"] = np.bytes_("fst-points")
+            file.attrs["axes_names"] = np.array(["time", "höhe".encode()], "S5")
+            file.attrs["values_names"], file.attrs["values_units"] = "heat", "W"
+        file = read_points(path)
+        assert file.axes == (Label("time"), Label("höhe"))
+        assert file.values == (Label("heat", "W"),)
+        with h5py.File(path, "r+") as file:
+            file.attrs["axes_names"] = file.attrs["axes_units"] = []
+        assert read_points(path).axes == (Label("x"), Label("y"))
+
     def test_torch_tensors_and_masks(self, path):
         sample = PointSample(
             torch.tensor([[0.5, 0.0], [9.0, 9.0]]),
@@ -348,6 +362,10 @@ BAD_FILES = {
     "NaN": (poison("observations/values", np.nan), "observations/values of sample 1 holds NaN"),
     "splits": (put("split/training", [0, 11]), "rows 0 to 3"),
     "one name twice": (attribute("axes_names", ["x", "x"]), "labels.axes must not repeat a name"),
+    "a name for two axes": (
+        lambda file: file.attrs.update(axes_names=["x"], axes_units=[""]),
+        "labels.axes must name 2 of them, got 1",
+    ),
     "no names": (lambda file: file.attrs.pop("axes_names"), "cannot be read as an fst point"),
 }
 

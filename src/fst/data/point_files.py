@@ -246,7 +246,7 @@ def read_points(path: Path | str) -> PointFile:
             f"fst.data.{CONVERTED[path.suffix]}(...)), see docs/data.md"
         )
     with files.reading_hdf5(path, LAYOUT) as file:
-        if file.attrs.get("format") != FORMAT:
+        if _text(file.attrs.get("format")) != FORMAT:
             raise DataError(f"{path}: has no attribute format = {FORMAT!r}; expected {LAYOUT}")
         version = file.attrs.get("version")
         if version != VERSION:
@@ -254,9 +254,9 @@ def read_points(path: Path | str) -> PointFile:
         low, high = (tuple(file.attrs[edge].tolist()) for edge in ("low", "high"))
         labels = {kind: _labels(file, kind) for kind in KINDS}
         with blame(path):
-            Labels(**labels)
             domain = Domain(low, high)
             check_resolution(domain)
+            labels["axes"] = Labels(**labels).complete("axes", domain.axes)
             observed, queried = (_offsets(file, group) for group in GROUPS)
             seen, samples = len(observed) - 1, len(queried) - 1
             if seen != samples:
@@ -291,8 +291,12 @@ def _offsets(file: h5py.File, group: str) -> Int[np.ndarray, " m"]:
 
 
 def _labels(file: h5py.File, kind: str) -> tuple[Label, ...]:
-    names, units = file.attrs[f"{kind}_names"], file.attrs[f"{kind}_units"]
-    return tuple(Label(str(name), str(unit)) for name, unit in zip(names, units, strict=True))
+    stored = (np.atleast_1d(file.attrs[f"{kind}_{what}"]) for what in ("names", "units"))
+    return tuple(Label(*map(_text, label)) for label in zip(*stored, strict=True))
+
+
+def _text(stored: object) -> str:
+    return stored.decode() if isinstance(stored, bytes) else str(stored)
 
 
 def _check_channels(stored: h5py.Dataset, channels: int, rows: int | None = None) -> None:
