@@ -239,6 +239,8 @@ def test_samples_are_named_by_their_coordinate_their_file_or_by_hand(tmp_path):
     samples = [PointSample([[0.0]], [[1.0]], [[1.0]], [[1.0]], name=name) for name in ("a", None)]
     write_points(tmp_path / "named.h5", samples, Domain((0.0,), (1.0,)))
     assert read_points(tmp_path / "named.h5").names(np.arange(2)) == ("a", "1")
+    write_points(tmp_path / "copy.h5", read_points(tmp_path / "named.h5"), Domain((0.0,), (1.0,)))
+    assert [each.name for each in read_points(tmp_path / "copy.h5")] == ["a", "1"]
     write_points(tmp_path / "plain.h5", samples[1:], Domain((0.0,), (1.0,)))
     assert read_points(tmp_path / "plain.h5").names(np.arange(1)) is None
 

@@ -142,8 +142,9 @@ class PointFile:
         rows = np.array([row])
         observed, queried = self.observations(rows), self.queries(rows)
         condition = self.conditions(rows)[0] if self.condition else None
-        cells = self.cells(row)
-        return PointSample(*observed[:2], *queried[:2], condition, cells=cells)
+        cells, names = self.cells(row), self.names(rows)
+        name = names[0] if names else None
+        return PointSample(*observed[:2], *queried[:2], condition, cells=cells, name=name)
 
     def cells(self, row: int) -> Int[np.ndarray, "t 3"] | None:
         """The triangles between a sample's queries, where the file knows them."""
@@ -162,10 +163,11 @@ class PointFile:
         with files.reading_hdf5(self.path, LAYOUT) as file:
             if "names" not in file:
                 return None
-            found = file["names"].asstr()[:]
-        if found.shape != (len(self),):
-            raise DataError(f"{self.path}: names must be one for each of {len(self)} samples")
-        return tuple(found[rows].tolist())
+            if file["names"].shape != (len(self),):
+                raise DataError(f"{self.path}: names must be one for each of {len(self)} samples")
+            first = rows.min()
+            found = file["names"].asstr()[first : rows.max() + 1]
+        return tuple(found[rows - first].tolist())
 
     def __iter__(self) -> Iterator[PointSample]:
         return (self[row] for row in range(len(self)))
