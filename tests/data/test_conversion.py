@@ -117,6 +117,17 @@ def test_a_data_set_without_a_variable_is_named():
         from_xarray(xarray.Dataset({"a": ("sample", X)}), ["b"], ["a"])
 
 
+def test_what_is_no_data_set_or_lies_on_other_axes_is_named():
+    xarray = pytest.importorskip("xarray")
+    data = xarray.Dataset({"a": (("day", "x", "y"), A), "land": (("x", "y"), A[0])})
+    with pytest.raises(TypeError, match="data must be an xarray Dataset or a path, got DataArray"):
+        from_xarray(data["a"], ["a"], ["a"], sample="day")
+    with pytest.raises(DataError, match="'land' must have dimensions day, x, y, got x, y"):
+        from_xarray(data, ["a", "land"], ["a"], sample="day")
+    with pytest.raises(DataError, match="'land' must have dimensions day, got x, y"):
+        from_xarray(data, ["a"], ["a"], sample="day", condition=["land"])
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_table(tmp_path, stored):
     pandas = pytest.importorskip("pandas")

@@ -77,6 +77,8 @@ def from_xarray(
     is the dimension that counts functions; the others are the axes."""
     if isinstance(data, str | Path):
         data = read_netcdf(Path(data))
+    if not isinstance(data, optional_package("xarray", "netcdf").Dataset):
+        raise TypeError(f"data must be an xarray Dataset or a path, got {type(data).__name__}")
     names = [*values, *targets, *condition]
     missing = [name for name in names if name not in data]
     if missing or not targets or sample not in data[targets[0]].dims:
@@ -85,8 +87,14 @@ def from_xarray(
     order = [sample, *(axis for axis in data[targets[0]].dims if axis != sample)]
 
     def read(name: str) -> np.ma.MaskedArray:
-        variable = data[name].transpose(*(order if name not in condition else [sample]))
-        return np.ma.masked_invalid(variable.values)  # netCDF readers give NaN where nothing is
+        found, wanted = data[name], order if name not in condition else [sample]
+        if {*found.dims} != {*wanted}:
+            expected, got = (", ".join(map(str, dims)) for dims in (wanted, found.dims))
+            raise DataError(
+                f"variable {name!r} must have dimensions {expected}, got {got or 'none'}"
+            )
+        # netCDF readers give NaN where nothing is
+        return np.ma.masked_invalid(found.transpose(*wanted).values)
 
     found = from_grid(
         {name: read(name) for name in values},
