@@ -67,7 +67,7 @@ def test_samples_without_a_common_box_are_named():
     flat, line = (PointSample(p, [[1.0]], p, [[1.0]]) for p in ([[0.1, 0.2]], [[0.1]]))
     with pytest.raises(ValueError, match=r"points of as many axes, got \{1, 2\}"):
         bounding_box([flat, line])
-    with pytest.raises(ValueError, match="got no points"):
+    with pytest.raises(ValueError, match="as many axes, got none"):
         bounding_box([PointSample([[np.nan]], [[1.0]], [[np.nan]], [[1.0]])])
     with pytest.raises(TypeError, match="sample 1 must be PointSample, got 3"):
         bounding_box([line, 3])
@@ -192,6 +192,22 @@ def test_cells_that_are_no_numbers_are_named():
         from_table(table.assign(seen=["yes", "no"]), ["x"], ["u"], ["u"], observed="seen")
     seen = from_table(table.assign(seen=[1.0, np.nan]), ["x"], ["u"], ["u"], observed="seen")
     assert len(seen.samples[0].positions) == 1
+
+
+@pytest.mark.parametrize("missing", ["values", "targets"])
+def test_a_table_a_mesh_and_a_grid_have_channels(missing):
+    pandas, meshio = pytest.importorskip("pandas"), pytest.importorskip("meshio")
+    table = pandas.DataFrame({"sample": [0, 0], "x": [0.0, 1.0], "u": [1.0, 2.0]})
+    mesh = meshio.Mesh([[0.0], [1.0]], [], {"u": [1.0, 2.0]})
+    names = {"values": ["u"], "targets": ["u"]} | {missing: []}
+    fields = {kind: dict.fromkeys(found, np.ones((1, 2))) for kind, found in names.items()}
+    for convert, given in (
+        (from_table, {"table": table, "coordinates": ["x"]} | names),
+        (from_meshes, {"meshes": [mesh]} | names),
+        (from_grid, {"axes": {"x": [0.0, 1.0]}} | fields),
+    ):
+        with pytest.raises(ValueError, match=f"{missing} must name at least one, got none"):
+            convert(**given)
 
 
 def test_arrays_without_names_and_one_mesh_are_refused():

@@ -177,6 +177,8 @@ def test_fit_finds_the_box_of_samples_and_can_be_quiet(capsys):
     assert capsys.readouterr().out == ""
     with pytest.raises(ValueError, match="recipe must be one of own/"):
         fst.fit(samples, recipe="burgers-single/fst")
+    with pytest.raises(ValueError, match="samples must have points of as many axes, got none"):
+        fst.fit([])
 
 
 @pytest.mark.parametrize("given", [{"domain": DOMAIN}, {"splits": {"training": [0]}}])

@@ -192,6 +192,8 @@ class TestWriterMistakes:
             (changed(targets=[[np.nan]]), "sample 1: queries must be finite"),
             (changed(targets=[[1.0, 2.0]]), "sample 1: queries/targets must have 1 channels"),
             (changed(condition=[1.0]), "sample 1: condition must hold 0 finite numbers"),
+            (changed(condition=[np.nan]), r"condition .* got shape \(1,\) with NaN or infinity"),
+            (changed(values=np.ones((2, 0))), r"observations must .* got \(2, 2\) and \(2, 0\)"),
             (changed(mask=[False, False]), "must hold at least one point"),
             (changed(mask=[True]), r"mask must be bool of shape \(2,\)"),
             (

@@ -49,7 +49,7 @@ def fit(
             path = run.with_name(run.name + "-data") / "points.h5"
             if path.exists():
                 raise DataError(f"{path}: exists; remove it, or choose another out")
-            if domain is None and isinstance(samples, list | tuple) and samples:
+            if domain is None and isinstance(samples, list | tuple):
                 domain = bounding_box(samples)
             path.parent.mkdir(parents=True, exist_ok=True)
             after.callback(_discard_without_run, path, run)

@@ -520,11 +520,12 @@ def _checked_condition(sample: PointSample, first: PointSample | None) -> np.nda
     expected = condition.size
     if first is not None:
         expected = 0 if first.condition is None else np.size(first.condition)
-    hidden = np.ma.is_masked(condition)
-    if condition.shape != (expected,) or hidden or not _finite(condition):
+    flaw = "" if _finite(condition) else " with NaN or infinity"
+    flaw = " with masked ones" if np.ma.is_masked(condition) else flaw
+    if condition.shape != (expected,) or flaw:
         raise ValueError(
             f"condition must hold {expected} finite numbers like the first sample's, "
-            f"got shape {condition.shape}{' with masked ones' if hidden else ''}"
+            f"got shape {condition.shape}{flaw}"
         )
     return np.ma.getdata(condition) if expected else None
 
@@ -576,7 +577,8 @@ def real_points(
     positions, values = (
         _real_numbers(name, getattr(sample, name), dtype) for name in (where, channel)
     )
-    if positions.ndim != 2 or values.ndim != 2 or len(positions) != len(values):
+    flat = positions.ndim != 2 or values.ndim != 2 or values.shape[1] == 0
+    if flat or len(positions) != len(values):
         raise ValueError(
             f"{group} must be positions (n, axes) and values (n, channels), "
             f"got {positions.shape} and {values.shape}"
