@@ -101,6 +101,22 @@ def test_build_takes_overrides_and_names_what_it_does_not_know(path):
         fst.build("own/fst", widht=3)
 
 
+@pytest.mark.parametrize("kind", ["value", "output", "condition"])
+def test_statistics_are_of_data_with_the_channels_of_the_model(path, kind):
+    data = fst.PointDataset(path)
+    model = fst.build("own/fst", data, **SMALL, **{f"{kind}_channels": 3})
+    got = getattr(data, f"{kind}_channels")
+    with pytest.raises(ValueError, match=f"must have 3 {kind} channels .*, got {got}"):
+        model.fit_statistics(data)
+
+
+def test_a_path_is_no_data_set(path):
+    with pytest.raises(TypeError, match="data must be PointDataset or None, got '"):
+        fst.build("own/fst", str(path))
+    with pytest.raises(TypeError, match="training must be data such as fst.PointDataset, got '"):
+        fst.build("own/fst", **SMALL).fit_statistics(str(path))
+
+
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("name", ["fno", "perceiver-io", "transolver", "deeponet"])
 def test_every_model_is_built_for_data_that_it_can_take(name, stored, tmp_path):
