@@ -12,7 +12,7 @@ import fst
 from data_examples import DOMAIN
 from fst.commands.predict import predict
 from fst.commands.prediction_files import _read
-from fst.data import DataError, Label, Labels, PointSample, write_points
+from fst.data import DataError, Label, Labels, PointSample, read_points, write_points
 
 LABELS = Labels([Label("x", "m"), Label("y", "m")], ["a"], [Label("T", "K"), Label("p")])
 SMALL = {
@@ -75,6 +75,14 @@ def test_vtu_keeps_the_mesh(given):
     with pytest.raises(DataError, match=r"many\.vtu: a \.vtu file holds one mesh, but these are 2"):
         predict(given / "model", given / "my.h5", given / "my.h5", given / "many.vtu")
     assert not (given / "many.vtu").exists()
+
+
+def test_vtu_takes_any_name(given):
+    meshio = pytest.importorskip("meshio")
+    names = Labels(targets=[Label('T <"wall">', "K&s"), "p'"])
+    write_points(given / "names.h5", read_points(given / "one.h5"), DOMAIN, labels=names)
+    predict(given / "model", given / "names.h5", given / "names.h5", given / "out.vtu")
+    assert [*meshio.read(given / "out.vtu").point_data] == ['T <"wall"> [K&s]', "p'"]
 
 
 def test_netcdf_holds_a_grid(given):

@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -370,8 +371,8 @@ def _vtu(arrays: Arrays, labels: PredictionLabels) -> bytes:
         )
     points = np.zeros((queries.shape[1], 3))
     points[:, : queries.shape[2]] = queries[0]
-    fields = {
-        str(label) + f" sample {row}" * (len(predictions) > 1): found[:, channel]
+    fields = {  # escaped, because meshio writes names into XML as they are
+        escape(str(label)) + f" sample {row}" * (len(predictions) > 1): found[:, channel]
         for row, found in enumerate(predictions)
         for channel, label in enumerate(labels.targets)
     }
