@@ -155,6 +155,13 @@ class Operator(Model):
     def fit_statistics(
         self, training: Any, standardization: tuple[float, float] | None = None
     ) -> None:
+        if not hasattr(training, "statistics"):
+            raise TypeError(f"training must be data such as fst.PointDataset, got {training!r:.80}")
+        for kind in ("value_channels", "output_channels", "condition_channels"):
+            wanted, got = getattr(self, kind), getattr(training, kind)
+            if wanted and got != wanted:  # a model may leave conditions aside
+                words = kind.replace("_", " ")
+                raise ValueError(f"training must have {wanted} {words} like the model, got {got}")
         found = training.statistics()
         # A constant channel is divided by 1; where all channels share one std, 0 is an error.
         values, outputs = (

@@ -12,7 +12,7 @@ import fst
 from data_examples import DOMAIN
 from fst.commands.predict import predict
 from fst.commands.prediction_files import _read
-from fst.data import DataError, Label, Labels, PointSample, write_points
+from fst.data import DataError, Label, Labels, PointSample, read_points, write_points
 
 LABELS = Labels([Label("x", "m"), Label("y", "m")], ["a"], [Label("T", "K"), Label("p")])
 SMALL = {
@@ -77,6 +77,14 @@ def test_vtu_keeps_the_mesh(given):
     assert not (given / "many.vtu").exists()
 
 
+def test_vtu_takes_any_name(given):
+    meshio = pytest.importorskip("meshio")
+    names = Labels(targets=[Label('T <"wall">', "K&s"), "p'"])
+    write_points(given / "names.h5", read_points(given / "one.h5"), DOMAIN, labels=names)
+    predict(given / "model", given / "names.h5", given / "names.h5", given / "out.vtu")
+    assert [*meshio.read(given / "out.vtu").point_data] == ['T <"wall"> [K&s]', "p'"]
+
+
 def test_netcdf_holds_a_grid(given):
     xarray = pytest.importorskip("xarray")
     answer = predict(given / "model", given / "my.h5", "3x5", given / "out.nc")
@@ -114,6 +122,42 @@ def test_a_run_knows_its_names_whatever_the_input(run):
     answer = same_from_npz(run, [[[0.5, 0.5]]], [[[1.0]]], [[1.0, 0.0]])
     assert (run / "out.csv").read_text().splitlines()[0] == "sample,x [m],y [m],T [K],p"
     assert answer.predictions.shape == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("observations", "queries"),
+    [
+        ("x,y,a", "x,y"),
+        ("a,y,x", "y,x"),
+        ('"a", y [m] ,x [m]', "\ufeffy [m],x"),
+        ("u,v,w", "u,v"),  # names that the run does not know
+    ],
+)
+def test_columns_of_a_table_are_found_by_name(run, observations, queries):
+    points, values, asked = [[0.5, -0.5], [1.0, 0.25]], [[1.0], [2.0]], [[2.0, 0.5], [1.5, -1.0]]
+    plain = same_from_npz(run, [points], [values], asked)
+    for name, header, table in (("o", observations, np.hstack([points, values])),
+                                ("q", queries, np.array(asked))):  # fmt: skip
+        table = table if "x" not in header or header[0] == "x" else table[:, ::-1]
+        np.savetxt(run / f"{name}.csv", table, delimiter=",", header=header, comments="",
+                   encoding="utf-8")  # fmt: skip
+    answer = predict(run, run / "o.csv", run / "q.csv", run / "out.npz")
+    np.testing.assert_array_equal(answer.predictions, plain.predictions)
+
+
+@pytest.mark.parametrize("header", ["y,z", "x,z", "x,x", "y"])
+def test_columns_of_which_some_are_known_are_refused(run, header):
+    np.savez(run / "o.npz", positions=[[0.5, 0.5]], values=[[1.0]])
+    (run / "q.csv").write_text(f"{header}\n0.5,0.5\n")
+    with pytest.raises(DataError, match=rf"q\.csv: the columns must be x, y, got {header[0]}"):
+        predict(run, run / "o.npz", run / "q.csv", run / "out.npz")
+
+
+def test_values_without_names_may_be_called_anything(tmp_path):
+    (tmp_path / "o.csv").write_text("T,y,p,x\n1,2,3,4\n")
+    given = _read(tmp_path / "o.csv", 2, 2, Labels(["x", "y"], ["values 0", "values 1"]))
+    assert given.positions.tolist() == [[[4, 2]]]
+    assert given.values.tolist() == [[[1, 3]]]
 
 
 def test_a_mesh_is_answered_by_a_mesh(run):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fst.data import DataError, from_grid, from_meshes, from_table, from_xarray, read_points
+from fst.data.conversion import bounding_box
 from fst.data.point_files import Label, PointSample, write_points
 from fst.types import Domain
 
@@ -43,6 +44,33 @@ def test_masked_points_of_a_grid_are_left_out(tmp_path):
     sample = read_points(tmp_path / "grid.h5")[3]
     assert sample.values[:, 0].tolist() == [19.0, 20.0]
     assert len(sample.targets) == 6
+    half = np.ma.array(A, mask=np.broadcast_to(X[:, None] > 1, A.shape))
+    functions = from_grid({"a": half}, {"u": half}, {"x": X, "y": Y})
+    assert functions.domain == Domain((0.0, -1.0), (2.0, 3.0))  # of the whole grid
+
+
+@pytest.mark.parametrize("padding", [-999.0, np.nan])
+@pytest.mark.parametrize("hide", ["mask", "positions", "values"])
+def test_the_box_of_samples_ignores_padding(padding, hide):
+    points = np.array([[0.25, 0.1], [1.0, 0.5], [padding, padding]])
+    values, real = np.ones((3, 1)), np.array([True, True, False])
+    mask = real if hide == "mask" else None
+    seen, known = (
+        np.ma.array(array, mask=np.repeat(~real[:, None], array.shape[1], 1) & (name == hide))
+        for name, array in (("positions", points), ("values", values))
+    )
+    sample = PointSample(seen, known, seen, known, mask=mask, query_mask=mask)
+    assert bounding_box([sample] * 2) == Domain((0.25, 0.1), (1.0, 0.5))
+
+
+def test_samples_without_a_common_box_are_named():
+    flat, line = (PointSample(p, [[1.0]], p, [[1.0]]) for p in ([[0.1, 0.2]], [[0.1]]))
+    with pytest.raises(ValueError, match=r"points of as many axes, got \{1, 2\}"):
+        bounding_box([flat, line])
+    with pytest.raises(ValueError, match="as many axes, got none"):
+        bounding_box([PointSample([[np.nan]], [[1.0]], [[np.nan]], [[1.0]])])
+    with pytest.raises(TypeError, match="sample 1 must be PointSample, got 3"):
+        bounding_box([line, 3])
 
 
 def test_a_grid_of_the_wrong_shape_is_named():
@@ -87,6 +115,17 @@ def test_a_data_set_without_a_variable_is_named():
     xarray = pytest.importorskip("xarray")
     with pytest.raises(DataError, match="no variable 'b'"):
         from_xarray(xarray.Dataset({"a": ("sample", X)}), ["b"], ["a"])
+
+
+def test_what_is_no_data_set_or_lies_on_other_axes_is_named():
+    xarray = pytest.importorskip("xarray")
+    data = xarray.Dataset({"a": (("day", "x", "y"), A), "land": (("x", "y"), A[0])})
+    with pytest.raises(TypeError, match="data must be an xarray Dataset or a path, got DataArray"):
+        from_xarray(data["a"], ["a"], ["a"], sample="day")
+    with pytest.raises(DataError, match="'land' must have dimensions day, x, y, got x, y"):
+        from_xarray(data, ["a", "land"], ["a"], sample="day")
+    with pytest.raises(DataError, match="'land' must have dimensions day, got x, y"):
+        from_xarray(data, ["a"], ["a"], sample="day", condition=["land"])
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -155,6 +194,22 @@ def test_cells_that_are_no_numbers_are_named():
     assert len(seen.samples[0].positions) == 1
 
 
+@pytest.mark.parametrize("missing", ["values", "targets"])
+def test_a_table_a_mesh_and_a_grid_have_channels(missing):
+    pandas, meshio = pytest.importorskip("pandas"), pytest.importorskip("meshio")
+    table = pandas.DataFrame({"sample": [0, 0], "x": [0.0, 1.0], "u": [1.0, 2.0]})
+    mesh = meshio.Mesh([[0.0], [1.0]], [], {"u": [1.0, 2.0]})
+    names = {"values": ["u"], "targets": ["u"]} | {missing: []}
+    fields = {kind: dict.fromkeys(found, np.ones((1, 2))) for kind, found in names.items()}
+    for convert, given in (
+        (from_table, {"table": table, "coordinates": ["x"]} | names),
+        (from_meshes, {"meshes": [mesh]} | names),
+        (from_grid, {"axes": {"x": [0.0, 1.0]}} | fields),
+    ):
+        with pytest.raises(ValueError, match=f"{missing} must name at least one, got none"):
+            convert(**given)
+
+
 def test_arrays_without_names_and_one_mesh_are_refused():
     with pytest.raises(TypeError, match="axes must be"):
         from_grid({"u": np.ones((1, 2))}, {"u": np.ones((1, 2))}, [X])
@@ -211,6 +266,8 @@ def test_samples_are_named_by_their_coordinate_their_file_or_by_hand(tmp_path):
     samples = [PointSample([[0.0]], [[1.0]], [[1.0]], [[1.0]], name=name) for name in ("a", None)]
     write_points(tmp_path / "named.h5", samples, Domain((0.0,), (1.0,)))
     assert read_points(tmp_path / "named.h5").names(np.arange(2)) == ("a", "1")
+    write_points(tmp_path / "copy.h5", read_points(tmp_path / "named.h5"), Domain((0.0,), (1.0,)))
+    assert [each.name for each in read_points(tmp_path / "copy.h5")] == ["a", "1"]
     write_points(tmp_path / "plain.h5", samples[1:], Domain((0.0,), (1.0,)))
     assert read_points(tmp_path / "plain.h5").names(np.arange(1)) is None
 

@@ -12,6 +12,7 @@ import fst
 from data_examples import DOMAIN, point_samples
 from fst.data import DataError, PointData, PointSample, from_grid, read_points, write_points
 from fst.data.point_samples import PointSamples
+from fst.training.errors import TrainingError
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 SMALL = {
@@ -100,6 +101,22 @@ def test_build_takes_overrides_and_names_what_it_does_not_know(path):
         fst.build("own/fst", widht=3)
 
 
+@pytest.mark.parametrize("kind", ["value", "output", "condition"])
+def test_statistics_are_of_data_with_the_channels_of_the_model(path, kind):
+    data = fst.PointDataset(path)
+    model = fst.build("own/fst", data, **SMALL, **{f"{kind}_channels": 3})
+    got = getattr(data, f"{kind}_channels")
+    with pytest.raises(ValueError, match=f"must have 3 {kind} channels .*, got {got}"):
+        model.fit_statistics(data)
+
+
+def test_a_path_is_no_data_set(path):
+    with pytest.raises(TypeError, match="data must be PointDataset or None, got '"):
+        fst.build("own/fst", str(path))
+    with pytest.raises(TypeError, match="training must be data such as fst.PointDataset, got '"):
+        fst.build("own/fst", **SMALL).fit_statistics(str(path))
+
+
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("name", ["fno", "perceiver-io", "transolver", "deeponet"])
 def test_every_model_is_built_for_data_that_it_can_take(name, stored, tmp_path):
@@ -176,6 +193,33 @@ def test_fit_finds_the_box_of_samples_and_can_be_quiet(capsys):
     assert capsys.readouterr().out == ""
     with pytest.raises(ValueError, match="recipe must be one of own/"):
         fst.fit(samples, recipe="burgers-single/fst")
+    with pytest.raises(ValueError, match="samples must have points of as many axes, got none"):
+        fst.fit([])
+
+
+@pytest.mark.parametrize("given", [{"domain": DOMAIN}, {"splits": {"training": [0]}}])
+def test_fit_refuses_what_a_file_says_itself(path, given):
+    with pytest.raises(ValueError, match="a file has its own domain and splits, got domain="):
+        fst.fit(path, **given)
+
+
+def test_fit_that_fails_can_be_tried_again(tmp_path):
+    out, data = tmp_path / "run", tmp_path / "run-data" / "points.h5"
+    for samples, device in ((point_samples(), "abacus"), ([point_samples()[0], 3], "cpu")):
+        with pytest.raises((ValueError, TypeError)):
+            fst.fit(samples, DOMAIN, out=out, device=device)
+        assert not data.parent.exists()
+    data.parent.mkdir()
+    data.write_text("precious")
+    with pytest.raises(DataError, match=r"points\.h5: exists; remove it, or choose another out"):
+        fst.fit(point_samples(), DOMAIN, out=out)
+    assert data.read_text() == "precious"
+    data.unlink()
+    out.mkdir()
+    (out / "mine.txt").touch()
+    with pytest.raises(TrainingError, match="already holds files"):
+        fst.fit(point_samples(), DOMAIN, out=out)
+    assert not data.exists()
 
 
 def test_fit_trains_and_keeps_the_run(tmp_path):

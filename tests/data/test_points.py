@@ -91,6 +91,20 @@ class TestRoundTrip:
         assert file.partition.training.tolist() == [0, 3]
         assert file.partition.test.tolist() == []
 
+    def test_text_of_other_writers(self, path):
+        """MATLAB and others write text of fixed length, and one entry alone."""
+        write_points(path, [ONE], DOMAIN)
+        with h5py.File(path, "r+") as file:
+            file.attrs["format"] = np.bytes_("fst-points")
+            file.attrs["axes_names"] = np.array(["time", "höhe".encode()], "S5")
+            file.attrs["values_names"], file.attrs["values_units"] = "heat", "W"
+        file = read_points(path)
+        assert file.axes == (Label("time"), Label("höhe"))
+        assert file.values == (Label("heat", "W"),)
+        with h5py.File(path, "r+") as file:
+            file.attrs["axes_names"] = file.attrs["axes_units"] = []
+        assert read_points(path).axes == (Label("x"), Label("y"))
+
     def test_torch_tensors_and_masks(self, path):
         sample = PointSample(
             torch.tensor([[0.5, 0.0], [9.0, 9.0]]),
@@ -178,6 +192,8 @@ class TestWriterMistakes:
             (changed(targets=[[np.nan]]), "sample 1: queries must be finite"),
             (changed(targets=[[1.0, 2.0]]), "sample 1: queries/targets must have 1 channels"),
             (changed(condition=[1.0]), "sample 1: condition must hold 0 finite numbers"),
+            (changed(condition=[np.nan]), r"condition .* got shape \(1,\) with NaN or infinity"),
+            (changed(values=np.ones((2, 0))), r"observations must .* got \(2, 2\) and \(2, 0\)"),
             (changed(mask=[False, False]), "must hold at least one point"),
             (changed(mask=[True]), r"mask must be bool of shape \(2,\)"),
             (
@@ -249,6 +265,15 @@ class TestWriterMistakes:
     def test_wrong_number_of_names(self, path):
         with pytest.raises(ValueError, match=r"labels.axes must name 2 of them, got 1"):
             write_points(path, [ONE], DOMAIN, labels=Labels(axes=("x",)))
+
+    def test_repeated_names(self):
+        with pytest.raises(ValueError, match="labels.values must not repeat a name, got u, u"):
+            Labels(values=("u", Label("u", "m")))
+
+    @pytest.mark.parametrize("axes", [[("x", "m"), "y"], [1, 2], 2])
+    def test_labels_that_are_none(self, axes):
+        with pytest.raises(TypeError, match="labels.axes must be "):
+            Labels(axes=axes)
 
     def test_nothing_is_overwritten_without_force(self, path):
         path.write_text("precious")
@@ -338,6 +363,11 @@ BAD_FILES = {
     "outside": (poison("queries/positions", 7.0), "queries/positions leave the domain"),
     "NaN": (poison("observations/values", np.nan), "observations/values of sample 1 holds NaN"),
     "splits": (put("split/training", [0, 11]), "rows 0 to 3"),
+    "one name twice": (attribute("axes_names", ["x", "x"]), "labels.axes must not repeat a name"),
+    "a name for two axes": (
+        lambda file: file.attrs.update(axes_names=["x"], axes_units=[""]),
+        "labels.axes must name 2 of them, got 1",
+    ),
     "no names": (lambda file: file.attrs.pop("axes_names"), "cannot be read as an fst point"),
 }
 

@@ -2,15 +2,17 @@
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from fst.base import Model
 from fst.commands.device import choose_device
 from fst.commands.train import train
-from fst.data import PointFunctions, PointSample, write_points
+from fst.data import DataError, PointFunctions, PointSample, write_points
 from fst.data.conversion import bounding_box
 from fst.recipes import find, own
 from fst.terminal import Terminal
+from fst.training.run_folder import RunFolder
 from fst.types import Domain
 
 
@@ -34,17 +36,24 @@ def fit(
     asked = find(recipe)
     if asked.task != own.TASK:
         raise ValueError(f"recipe must be one of own/..., which take your own points, got {recipe}")
-    with tempfile.TemporaryDirectory() as folder:
-        kept = Path(folder if out is None else out)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as after:
+        run = Path(folder) / "run" if out is None else Path(out)
+        RunFolder.require_free(run)
         if isinstance(samples, str | Path):
+            if domain is not None or splits is not None:
+                raise ValueError(
+                    f"a file has its own domain and splits, got domain={domain} and splits={splits}"
+                )
             path = Path(samples)
         else:
-            path = (kept if out is None else kept.with_name(kept.name + "-data")) / "points.h5"
-            if domain is None and isinstance(samples, list | tuple) and samples:
+            path = run.with_name(run.name + "-data") / "points.h5"
+            if path.exists():
+                raise DataError(f"{path}: exists; remove it, or choose another out")
+            if domain is None and isinstance(samples, list | tuple):
                 domain = bounding_box(samples)
             path.parent.mkdir(parents=True, exist_ok=True)
+            after.callback(_discard_without_run, path, run)
             write_points(path, samples, domain, splits=splits)
-        run = kept / "run" if out is None else kept
         choice = own.choose(asked, path, choose_device(device))
         train(
             choice.recipe,
@@ -57,3 +66,11 @@ def fit(
             console=Terminal(quiet=quiet),
         )
         return Model.from_pretrained(run / "best")
+
+
+def _discard_without_run(data: Path, run: Path) -> None:
+    """Remove data that no run was started with; a run that failed may be resumed with them."""
+    if not (run / "recipe.json").is_file():
+        data.unlink(missing_ok=True)
+        with suppress(OSError):  # it may hold something else
+            data.parent.rmdir()

@@ -1,10 +1,11 @@
 """The files of `fst predict`: observations and queries that enter, predictions that leave.
 
 .npz files hold `positions` and `values` (and `condition`, `mask`), or `queries`; nothing in them is
-unpickled. .csv files hold one sample and begin with a line that names their columns. Which axes,
-point data or variables of a mesh (.vtu) or a netCDF file (.nc) are those of a model, the labels of
-its run say by name. A prediction is written as .csv with one line a query, as .npz or .h5 with all
-arrays, as .vtu with one mesh, or as .nc with a grid; with names and units where they are known.
+unpickled. .csv files hold one sample and begin with a line that names their columns. Which columns
+of a table, point data of a mesh (.vtu) or variables of a netCDF file (.nc) are those of a model,
+the labels of its run say by name; columns under other names are the axes, then the values. A
+prediction is written as .csv with one line a query, as .npz or .h5 with all arrays, as .vtu with
+one mesh, or as .nc with a grid; with names and units where they are known.
 """
 
 import csv
@@ -13,6 +14,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from fst.terminal import spreadsheet
 from fst.types import Domain, Observations, check_queries
 
 GRID = re.compile(r"\d+(x\d+)*")
+UNNAMED = re.compile(r"values \d+")
 
 Array = np.ndarray
 Arrays = dict[str, Any]
@@ -124,19 +127,20 @@ def _grid_queries(text: str, domain: Domain) -> Given:
 
 def _read(path: Path, axes: int, channels: int, labels: Labels | None) -> Given:
     """Observations of so many channels or, of none, queries."""
+    if labels is not None and not channels:
+        labels = replace(labels, values=())
     if path.suffix in (".h5", ".hdf5"):
         return _read_points(path, channels)
     if path.suffix == ".npz":
         return _read_npz(path, channels)
     if path.suffix == ".csv":
-        return _read_csv(path, axes, channels)
+        return _read_csv(path, axes, channels, labels)
     if path.suffix not in (".vtu", ".nc"):
         what = "observations" if channels else "queries"
         grid = "" if channels else ", or a grid such as 201x1024"
         raise ValueError(f"{what} must be an .h5, .npz, .csv, .vtu or .nc file{grid}")
     if labels is None:
         raise ValueError("only a run folder knows the names by which such a file is read")
-    labels = labels if channels else replace(labels, values=())
     return _read_vtu(path, labels) if path.suffix == ".vtu" else _read_netcdf(path, labels)
 
 
@@ -180,10 +184,10 @@ def _batched(name: str, array: Array, rank: int = 3) -> Tensor:
     return tensor if array.ndim == rank else tensor[None]
 
 
-def _read_csv(path: Path, axes: int, channels: int) -> Given:
+def _read_csv(path: Path, axes: int, channels: int, labels: Labels | None) -> Given:
     columns, meaning = axes + channels, "the axes, then the values" if channels else "the axes"
     with reading(path, f"a .csv file of {columns} columns ({meaning})"):
-        names, *lines = path.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+        names, *lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines() or [""]
     if not names or all(map(_is_number, names.split(","))):
         raise ValueError(f"the first line must name the columns, got {names[:80]!r}")
     table = np.zeros((0, 0), np.float32)
@@ -192,8 +196,28 @@ def _read_csv(path: Path, axes: int, channels: int) -> Given:
     if table.shape[1] != columns:
         found = table.shape[1] or "none"
         raise ValueError(f"expected lines of {columns} numbers ({meaning}), got {found}")
+    if labels is not None:
+        header = next(csv.reader([names], skipinitialspace=True))
+        table = table[:, _column_order(header, [*labels.axes, *labels.values])]
     numbers = torch.from_numpy(table)[None]
     return Given(numbers[..., :axes], numbers[..., axes:])
+
+
+def _column_order(header: Sequence[str], labels: Sequence[Label | str]) -> list[int]:
+    """Where a table has the columns of a run; as they come where it has none of their names.
+
+    Values that the run has no names for may be called anything.
+    """
+    names = _names(labels)
+    plain = dict(zip(map(str, labels), names, strict=True))  # without units
+    found = [plain.get(title.strip(), title.strip()) for title in header]
+    if found == names or not {*found} & {*names}:
+        return [*range(len(names))]
+    missing = {name for name in names if name not in found and not UNNAMED.fullmatch(name)}
+    if missing or len({*found}) != len(names):
+        raise ValueError(f"the columns must be {', '.join(names)}, got {', '.join(found)}")
+    others = iter([column for column, name in enumerate(found) if name not in names])
+    return [found.index(name) if name in found else next(others) for name in names]
 
 
 def _is_number(text: str) -> bool:
@@ -281,7 +305,7 @@ def run_labels(run: Path | str) -> Labels | None:
         return None
     try:
         return Labels(**{kind: [Label(*each) for each in described[kind]] for kind in described})
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise DataError(f"{Path(run) / 'run.json'}: labels are not understood: {error}") from None
 
 
@@ -370,8 +394,8 @@ def _vtu(arrays: Arrays, labels: PredictionLabels) -> bytes:
         )
     points = np.zeros((queries.shape[1], 3))
     points[:, : queries.shape[2]] = queries[0]
-    fields = {
-        str(label) + f" sample {row}" * (len(predictions) > 1): found[:, channel]
+    fields = {  # escaped, because meshio writes names into XML as they are
+        escape(str(label)) + f" sample {row}" * (len(predictions) > 1): found[:, channel]
         for row, found in enumerate(predictions)
         for channel, label in enumerate(labels.targets)
     }

@@ -15,8 +15,16 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from fst.data.files import DataError, reading
-from fst.data.point_files import REFUSED, Label, Labels, PointFunctions, PointSample
+from fst.data.files import DataError, blame, reading
+from fst.data.point_files import (
+    GROUPS,
+    REFUSED,
+    Label,
+    Labels,
+    PointFunctions,
+    PointSample,
+    real_points,
+)
 from fst.types import Domain, check_argument
 
 
@@ -34,11 +42,12 @@ def from_grid(
     """
     for argument, named in (("values", values), ("targets", targets), ("axes", axes)):
         check_argument(argument, named, Mapping)
+    _check_named(values=values, targets=targets, axes=axes)
     lines = {name: _numbers(f"axis {name}", line) for name, line in axes.items()}
     bad = [name for name, line in lines.items() if line.ndim != 1 or len(line) == 0]
-    if bad or not targets or not values:
-        what = f"axis {bad[0]} has shape {lines[bad[0]].shape}" if bad else "some are missing"
-        raise ValueError(f"from_grid needs values, targets and axes of one dimension; {what}")
+    if bad:
+        what = f"axis {bad[0]} has shape {lines[bad[0]].shape}"
+        raise ValueError(f"axes must hold numbers of one dimension; {what}")
     points = np.stack(np.meshgrid(*lines.values(), indexing="ij"), axis=-1)
     shape, points = points.shape[:-1], points.reshape(-1, len(lines))
     count = len(np.ma.asarray(next(iter(targets.values()))))
@@ -53,7 +62,8 @@ def from_grid(
         PointSample(points, seen.reshape(flat), points, asked.reshape(flat), given)
         for seen, asked, given in zip(*stacked, conditions, strict=True)
     ]
-    return _functions(samples, lines, values, targets, condition or {}, units or {})
+    domain = bounding_box([PointSample(points, points, points, points)])  # of hidden ones, too
+    return _functions(samples, lines, values, targets, condition or {}, units or {}, domain)
 
 
 def from_xarray(
@@ -68,16 +78,25 @@ def from_xarray(
     is the dimension that counts functions; the others are the axes."""
     if isinstance(data, str | Path):
         data = read_netcdf(Path(data))
+    if not isinstance(data, optional_package("xarray", "netcdf").Dataset):
+        raise TypeError(f"data must be an xarray Dataset or a path, got {type(data).__name__}")
+    _check_named(values=values, targets=targets)
     names = [*values, *targets, *condition]
     missing = [name for name in names if name not in data]
-    if missing or not targets or sample not in data[targets[0]].dims:
+    if missing or sample not in data[targets[0]].dims:
         what = f"no variable {missing[0]!r}" if missing else f"no dimension {sample!r} in targets"
         raise DataError(f"the data set has {what}; it has {', '.join(map(str, data.variables))}")
     order = [sample, *(axis for axis in data[targets[0]].dims if axis != sample)]
 
     def read(name: str) -> np.ma.MaskedArray:
-        variable = data[name].transpose(*(order if name not in condition else [sample]))
-        return np.ma.masked_invalid(variable.values)  # netCDF readers give NaN where nothing is
+        found, wanted = data[name], order if name not in condition else [sample]
+        if {*found.dims} != {*wanted}:
+            expected, got = (", ".join(map(str, dims)) for dims in (wanted, found.dims))
+            raise DataError(
+                f"variable {name!r} must have dimensions {expected}, got {got or 'none'}"
+            )
+        # netCDF readers give NaN where nothing is
+        return np.ma.masked_invalid(found.transpose(*wanted).values)
 
     found = from_grid(
         {name: read(name) for name in values},
@@ -113,6 +132,7 @@ def from_table(
         pandas = optional_package("pandas", "tables")
         with reading(Path(table), "a CSV table"):
             table = pandas.read_csv(table)
+    _check_named(coordinates=coordinates, values=values, targets=targets)
     names = [sample, *coordinates, *values, *targets, *condition, *([observed] if observed else [])]
     missing = [name for name in names if name not in table]
     if missing:
@@ -159,6 +179,7 @@ def from_meshes(
     """
     if isinstance(meshes, str | Path):
         raise TypeError(f"meshes must be a sequence with one a sample, got {meshes!r}")
+    _check_named(values=values, targets=targets)
     opened = [read_mesh(Path(m)) if isinstance(m, str | Path) else m for m in meshes]
     if not opened:
         raise ValueError("meshes must hold at least one mesh, got none")
@@ -181,6 +202,12 @@ def from_meshes(
         samples.append(sample)
     axes = ["xyz"[axis] for axis in kept]
     return _functions(samples, axes, seen, asked, condition or {}, units or {})
+
+
+def _check_named(**given: Sequence[str] | Mapping[str, Any]) -> None:
+    for argument, names in given.items():
+        if len(names) == 0:
+            raise ValueError(f"{argument} must name at least one, got none")
 
 
 def _channels(row: int, mesh: Any, names: Sequence[str]) -> dict[str, Float[np.ndarray, " n"]]:
@@ -231,18 +258,30 @@ def _functions(
     targets: Sequence[str] | Mapping[str, Any],
     condition: Sequence[str] | Mapping[str, Any],
     units: Mapping[str, str],
+    domain: Domain | None = None,
 ) -> PointFunctions:
     if not samples:
         raise ValueError("there must be at least one sample, got none")
     parts = (axes, values, targets, condition)
     labels = Labels(*([Label(name, units.get(name, "")) for name in part] for part in parts))
-    return PointFunctions(samples, bounding_box(samples), labels)
+    return PointFunctions(samples, domain or bounding_box(samples), labels)
 
 
 def bounding_box(samples: Sequence[PointSample]) -> Domain:
-    everywhere = [np.asarray(p) for s in samples for p in (s.positions, s.queries) if np.size(p)]
-    low = np.min([points.min(axis=0) for points in everywhere], axis=0)
-    high = np.max([points.max(axis=0) for points in everywhere], axis=0)
+    """The smallest box that holds all points but masked ones, and those that are not finite."""
+    edges: list[np.ndarray] = []
+    for row, sample in enumerate(samples):
+        check_argument(f"sample {row}", sample, PointSample)
+        for group in GROUPS:
+            with blame(f"sample {row}"):
+                points, _ = real_points(sample, group, np.float64)
+            points = points[np.isfinite(points).all(axis=1)]
+            if len(points):
+                edges += [points.min(axis=0), points.max(axis=0)]
+    axes = {len(edge) for edge in edges}
+    if len(axes) != 1:
+        raise ValueError(f"samples must have points of as many axes, got {axes or 'none'}")
+    low, high = np.min(edges, axis=0), np.max(edges, axis=0)
     return Domain(tuple(low.tolist()), tuple(high.tolist()))
 
 

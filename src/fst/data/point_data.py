@@ -17,7 +17,7 @@ from rich.console import Console
 from fst.data import point_files
 from fst.data.files import DataError, UnfitError
 from fst.data.image_decoding import default_threads
-from fst.data.point_files import BLOCK, BLOCK_POINTS, PointFile, Points
+from fst.data.point_files import BLOCK, BLOCK_POINTS, KINDS, PointFile, Points
 from fst.data.point_samples import PointSamples, StreamedPoints
 from fst.data.samples import Samples, Storage, stays_resident
 from fst.data.source import DataSource, Partition, Recipe, TestSplit, looked_at
@@ -75,8 +75,7 @@ class PointData(DataSource):
 
     def labels(self, folder: Path) -> dict[str, list[list[str]]]:
         file = self.describe(folder)
-        kinds = ("axes", "values", "targets", "condition")
-        return {kind: [list(label) for label in getattr(file, kind)] for kind in kinds}
+        return {kind: [list(label) for label in getattr(file, kind)] for kind in KINDS}
 
     def training_targets(self, folder: Path) -> tuple[Int[np.ndarray, " n"], Points]:
         """How many targets each training sample has; and those of some samples, evenly chosen."""

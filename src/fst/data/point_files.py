@@ -52,6 +52,7 @@ CONVERTED |= dict.fromkeys((".npy", ".npz"), "from_grid")
 
 # The two groups of points, and what a sample calls their positions and numbers.
 GROUPS = {"observations": ("positions", "values"), "queries": ("queries", "targets")}
+KINDS = ("axes", "values", "targets", "condition")
 _CHUNK_POINTS = 4096
 _FLUSH_POINTS = 2**18
 # Kinds of numbers that could be taken for others, and the way out.
@@ -141,8 +142,9 @@ class PointFile:
         rows = np.array([row])
         observed, queried = self.observations(rows), self.queries(rows)
         condition = self.conditions(rows)[0] if self.condition else None
-        cells = self.cells(row)
-        return PointSample(*observed[:2], *queried[:2], condition, cells=cells)
+        cells, names = self.cells(row), self.names(rows)
+        name = names[0] if names else None
+        return PointSample(*observed[:2], *queried[:2], condition, cells=cells, name=name)
 
     def cells(self, row: int) -> Int[np.ndarray, "t 3"] | None:
         """The triangles between a sample's queries, where the file knows them."""
@@ -161,10 +163,11 @@ class PointFile:
         with files.reading_hdf5(self.path, LAYOUT) as file:
             if "names" not in file:
                 return None
-            found = file["names"].asstr()[:]
-        if found.shape != (len(self),):
-            raise DataError(f"{self.path}: names must be one for each of {len(self)} samples")
-        return tuple(found[rows].tolist())
+            if file["names"].shape != (len(self),):
+                raise DataError(f"{self.path}: names must be one for each of {len(self)} samples")
+            first = rows.min()
+            found = file["names"].asstr()[first : rows.max() + 1]
+        return tuple(found[rows - first].tolist())
 
     def __iter__(self) -> Iterator[PointSample]:
         return (self[row] for row in range(len(self)))
@@ -245,16 +248,17 @@ def read_points(path: Path | str) -> PointFile:
             f"fst.data.{CONVERTED[path.suffix]}(...)), see docs/data.md"
         )
     with files.reading_hdf5(path, LAYOUT) as file:
-        if file.attrs.get("format") != FORMAT:
+        if _text(file.attrs.get("format")) != FORMAT:
             raise DataError(f"{path}: has no attribute format = {FORMAT!r}; expected {LAYOUT}")
         version = file.attrs.get("version")
         if version != VERSION:
             raise DataError(f"{path}: has format version {version}, expected {VERSION}")
         low, high = (tuple(file.attrs[edge].tolist()) for edge in ("low", "high"))
-        labels = {kind: _labels(file, kind) for kind in ("axes", "values", "targets", "condition")}
+        labels = {kind: _labels(file, kind) for kind in KINDS}
         with blame(path):
             domain = Domain(low, high)
             check_resolution(domain)
+            labels["axes"] = Labels(**labels).complete("axes", domain.axes)
             observed, queried = (_offsets(file, group) for group in GROUPS)
             seen, samples = len(observed) - 1, len(queried) - 1
             if seen != samples:
@@ -289,8 +293,12 @@ def _offsets(file: h5py.File, group: str) -> Int[np.ndarray, " m"]:
 
 
 def _labels(file: h5py.File, kind: str) -> tuple[Label, ...]:
-    names, units = file.attrs[f"{kind}_names"], file.attrs[f"{kind}_units"]
-    return tuple(Label(str(name), str(unit)) for name, unit in zip(names, units, strict=True))
+    stored = (np.atleast_1d(file.attrs[f"{kind}_{what}"]) for what in ("names", "units"))
+    return tuple(Label(*map(_text, label)) for label in zip(*stored, strict=True))
+
+
+def _text(stored: object) -> str:
+    return stored.decode() if isinstance(stored, bytes) else str(stored)
 
 
 def _check_channels(stored: h5py.Dataset, channels: int, rows: int | None = None) -> None:
@@ -337,6 +345,16 @@ class Labels:
     values: Sequence[Label | str] = ()
     targets: Sequence[Label | str] = ()
     condition: Sequence[Label | str] = ()
+
+    def __post_init__(self) -> None:
+        for kind in KINDS:
+            given = getattr(self, kind)
+            check_argument(f"labels.{kind}", given, Sequence)
+            for entry in given:
+                check_argument(f"labels.{kind}", entry, Label | str)
+            names = [entry if isinstance(entry, str) else entry.name for entry in given]
+            if len({*names}) < len(names):
+                raise ValueError(f"labels.{kind} must not repeat a name, got {', '.join(names)}")
 
     def complete(self, kind: str, count: int) -> tuple[Label, ...]:
         given: Sequence[Label | str] = getattr(self, kind)
@@ -502,11 +520,12 @@ def _checked_condition(sample: PointSample, first: PointSample | None) -> np.nda
     expected = condition.size
     if first is not None:
         expected = 0 if first.condition is None else np.size(first.condition)
-    hidden = np.ma.is_masked(condition)
-    if condition.shape != (expected,) or hidden or not _finite(condition):
+    flaw = "" if _finite(condition) else " with NaN or infinity"
+    flaw = " with masked ones" if np.ma.is_masked(condition) else flaw
+    if condition.shape != (expected,) or flaw:
         raise ValueError(
             f"condition must hold {expected} finite numbers like the first sample's, "
-            f"got shape {condition.shape}{' with masked ones' if hidden else ''}"
+            f"got shape {condition.shape}{flaw}"
         )
     return np.ma.getdata(condition) if expected else None
 
@@ -533,8 +552,8 @@ def _finite(numbers: np.ndarray) -> bool:
     return bool(np.isfinite(np.ma.getdata(numbers)).all())
 
 
-def _real_numbers(field: str, given: ArrayLike) -> np.ma.MaskedArray:
-    """A sample's numbers as float32, in memory of their own: the caller may reuse its arrays.
+def _real_numbers(field: str, given: ArrayLike, dtype: type = np.float32) -> np.ma.MaskedArray:
+    """A sample's numbers as floats, in memory of their own: the caller may reuse its arrays.
 
     What a masked array hides, as netCDF readers return them, stays hidden.
     """
@@ -546,28 +565,23 @@ def _real_numbers(field: str, given: ArrayLike) -> np.ma.MaskedArray:
         way_out = REFUSED.get(numbers.dtype.kind)
         hint = f"; {way_out}" if way_out else ""
         raise ValueError(f"{field} must be real numbers, got {numbers.dtype}{hint}")
-    return np.ma.asarray(numbers.astype(np.float32))
+    return np.ma.asarray(numbers.astype(dtype))
 
 
-def _checked_points(
-    sample: PointSample, group: str, domain: Domain, first: PointSample | None
+def real_points(
+    sample: PointSample, group: str, dtype: type = np.float32
 ) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n v"]]:
     """Positions and values without masked points."""
     where, channel = GROUPS[group]
     mask = sample.mask if group == "observations" else sample.query_mask
-    positions, values = (_real_numbers(name, getattr(sample, name)) for name in (where, channel))
-    if positions.ndim != 2 or values.ndim != 2 or len(positions) != len(values):
+    positions, values = (
+        _real_numbers(name, getattr(sample, name), dtype) for name in (where, channel)
+    )
+    flat = positions.ndim != 2 or values.ndim != 2 or values.shape[1] == 0
+    if flat or len(positions) != len(values):
         raise ValueError(
             f"{group} must be positions (n, axes) and values (n, channels), "
             f"got {positions.shape} and {values.shape}"
-        )
-    if positions.shape[1] != domain.axes:
-        raise ValueError(f"{group} must have {domain.axes} axes, got {positions.shape[1]}")
-    channels = values.shape[1] if first is None else getattr(first, channel).shape[1]
-    if values.shape[1] != channels:
-        raise ValueError(
-            f"{group}/{channel} must have {channels} channels like the samples before, "
-            f"got {values.shape[1]}"
         )
     real = ~(np.ma.getmaskarray(positions).any(axis=1) | np.ma.getmaskarray(values).any(axis=1))
     if mask is not None:
@@ -575,7 +589,22 @@ def _checked_points(
         if given.dtype != np.bool_ or given.shape != (len(positions),):
             raise ValueError(f"{group}: mask must be bool of shape ({len(positions)},)")
         real &= given
-    points, numbers = np.ma.getdata(positions)[real], np.ma.getdata(values)[real]
+    return np.ma.getdata(positions)[real], np.ma.getdata(values)[real]
+
+
+def _checked_points(
+    sample: PointSample, group: str, domain: Domain, first: PointSample | None
+) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n v"]]:
+    points, numbers = real_points(sample, group)
+    channel = GROUPS[group][1]
+    if points.shape[1] != domain.axes:
+        raise ValueError(f"{group} must have {domain.axes} axes, got {points.shape[1]}")
+    channels = numbers.shape[1] if first is None else getattr(first, channel).shape[1]
+    if numbers.shape[1] != channels:
+        raise ValueError(
+            f"{group}/{channel} must have {channels} channels like the samples before, "
+            f"got {numbers.shape[1]}"
+        )
     if len(points) == 0:
         raise ValueError(f"{group} must hold at least one point")
     if not (_finite(points) and _finite(numbers)):

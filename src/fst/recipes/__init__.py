@@ -13,6 +13,7 @@ from fst.base import Model, build_model
 from fst.data.dataset import PointDataset
 from fst.recipes import ablation, burgers, darcy, demo, fast, images, own
 from fst.recipes.recipe import Recipe
+from fst.types import check_argument
 
 _FUNCTIONS: list[Callable[[], Recipe]] = [
     burgers.single_fst,
@@ -97,6 +98,7 @@ def build(name: str, data: PointDataset | None = None, **overrides: Any) -> Mode
     `data` decides channels and domain, and overrides are fields of the model's configuration:
     `fst.build("own/fst", data, width=64)`.
     """
+    check_argument("data", data, PointDataset | None)
     config: Any = find(name).model
     known = [field.name for field in fields(config)]
     unknown = [given for given in overrides if given not in known]
