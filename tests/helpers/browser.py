@@ -19,6 +19,8 @@ FLAGS = (
     "--disable-dev-shm-usage --remote-debugging-pipe"
 ).split()
 
+NAVIGATED = "Inspected target navigated or closed"
+
 
 class Browser:
     """One page of a running Chromium."""
@@ -46,6 +48,8 @@ class Browser:
             if found.get("method") == "Log.entryAdded":
                 self.problems.append(found["params"]["entry"]["text"])
             if found.get("id") == self.number:
+                if found.get("error", {}).get("message") == NAVIGATED:
+                    return {"result": {}}  # asked while one page gave way to the next: no value
                 assert "error" not in found, found["error"]
                 return found["result"]
 

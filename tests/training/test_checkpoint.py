@@ -167,7 +167,7 @@ def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_folders_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="cannot write to"):
+    with pytest.raises(TrainingError, match="file is a file, expected a folder"):
         RunFolder.create(tmp_path / "file" / "run", {})
     with pytest.raises(TrainingError, match="no run folder"):
         RunFolder.resume(tmp_path / "nowhere")
