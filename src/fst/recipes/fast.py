@@ -101,8 +101,8 @@ def mended(paper: Callable[[], Recipe]) -> Callable[[], Recipe]:
 
 
 def small(paper: Callable[[], Recipe]) -> Callable[[], Recipe]:
-    """FST with a quarter of the anchors, half as many evaluation points and refinement steps: less
-    than half the time for a step, which learns nearly as much."""
+    """FST with a quarter of the anchors, and half as many evaluation points and refinement steps,
+    for shorter steps."""
     anchors = {"rows": (16,), "anchors_per_row": 16}
     points = {"points_from_anchors": 128, "points_from_sobol": 128}
     return partial(named, "small", "small", paper, refinement_steps=2, **anchors, **points)
