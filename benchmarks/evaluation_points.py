@@ -72,8 +72,8 @@ def main(given: list[str] | None = None) -> None:
         errors: list[float] = []
         seconds = 0.0
         with measuring(model):
-            for row in range(len(samples)):
-                batch = samples.batch(torch.tensor([row], device=device))
+            for number in range(len(samples)):
+                batch = samples.batch(torch.tensor([number], device=device))
                 start = time.perf_counter()
                 answer = model(batch.observations)(batch.queries)
                 errors += relative_l2(answer, batch.targets, batch.mask).tolist()

@@ -258,9 +258,9 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
         parts.append(f"## Weights that ship with fst\n\n{weights.markdown()}")
     if points := read_lines(results / "evaluation-points" / "rows.jsonl"):
         parts.append(
-            "## More evaluation points in predictions\n\nWeights trained with 512 evaluation "
-            "points a refinement step, asked with more, on solutions that nothing was trained or "
-            "tested on; milliseconds for one of them, in float32.\n\n"
+            "## More evaluation points in predictions\n\nTrained weights, asked with other numbers "
+            "of evaluation points than they were trained with, on solutions that nothing was "
+            "trained or tested on; milliseconds for one of them, in float32.\n\n"
             f"{point_table(points).markdown()}"
         )
     if tried:
@@ -444,12 +444,13 @@ def weight_table() -> Table | None:
 def point_table(rows: Sequence[Values]) -> Table:
     columns: Columns = {
         "Weights": lambda row: row["weights"],
+        "Trained with": lambda row: f"{row['trained_with']:,}",
         "Points": lambda row: f"{row['points']:,}",
         "Solutions": lambda row: str(row["solutions"]),
         "Mean error": lambda row: _error(row["error"]),
         "Median": lambda row: _error(row["median"]),
         "ms": lambda row: f"{row['milliseconds']:,.0f}",
-        "Hardware": lambda row: f"{row['hardware']}, {row['threads']} threads",
+        "Hardware": lambda row: f"{row['hardware']}, threads: {row['threads']}",
         "Commit": lambda row: _commit(row.get("git") or {}),
     }
     return _table("Evaluation points", rows, columns, words=1)

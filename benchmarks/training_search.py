@@ -211,7 +211,7 @@ def train(trainer: Trainer, seconds: float, course: Course, turns: Turns | None)
     first = time.perf_counter() - start
     with turns.alone() if turns else nullcontext():
         rate = (timed - UNTIMED) / updates(timed)
-    steps = course.steps or max(round(seconds * rate), timed, course.warmup + 1)
+    steps = max(course.steps or round(seconds * rate), timed + 1, course.warmup + 1)
     trainer.schedule = schedule(course.warmup, steps, course.shape)
     spent = updates(steps)
     if turns is None:

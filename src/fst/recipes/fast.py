@@ -1,9 +1,10 @@
 """The shortest way to the lowest error: optimiser, schedule and augmentation as we see fit.
 
-These are ours, not the paper's: same models, data and test protocol. Every model of a task has the
+These are ours, not the paper's: same models, data and test grids. Every model of a task has the
 same steps, warm-up, cosine to zero, clipping and exact symmetries, so that they can be compared.
 On Burgers FST has `local` length scales, so that few anchors are enough to decode. Outside training
-its field is refined with all anchors and as many Sobol points, which lowers the error.
+(in the test too) its field is refined with more evaluation points than the paper's: all anchors and
+as many Sobol points.
 """
 
 from collections.abc import Callable
@@ -113,8 +114,8 @@ DRAWN = 4_096
 NEEDS = "Needs function-space-transformer[baselines]."
 # Optimisers, rates, momenta, batch sizes and queries on single-viscosity Burgers are the best of
 # small searches (LOG.md). Muon was better than Adam for FNO, Perceiver IO and DeepONet; Transolver
-# has not been tried with Adam yet. The other two tasks take over what was found there, but for the
-# momentum of Darcy.
+# has had one rate, and not Adam yet. The momentum and the sizes of the small FST have each been
+# tried alone. The other two tasks take over what was found there, but for the momentum of Darcy.
 VARIANTS = (
     Variant(
         burgers.single_fst, "muon", 1e-3,
