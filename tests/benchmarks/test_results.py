@@ -247,3 +247,11 @@ def test_mistaken_runs_are_named_and_nothing_is_overwritten(module, tmp_path):
         module.write_records([tmp_path / "a"], tmp_path / "new.json")
     with pytest.raises(DataError, match="no such run folder"):
         module.main([str(tmp_path / "results"), "--add", str(tmp_path / "b")])
+
+
+def test_single_seeds_that_are_close_decide_nothing(module):
+    assert module.verdict([0.0136], [0.0138]) == "not decided by one seed"
+    assert module.verdict([0.0138], [0.0136]) == "not decided by one seed"
+    assert module.verdict([0.0136], [0.0200]) == "yes"
+    assert module.verdict([0.0200], [0.0136]) == "no"
+    assert module.verdict([0.0136, 0.0137], [0.0138, 0.0139]) == "yes"
