@@ -9,7 +9,8 @@ schedule. `optimizer=soap` is that of `soap.py`, whose bases turn every `soap_fr
 `band_decay=p` and `value_scale=c` change first weights alone: those that read band k of the Fourier
 features fall by k^-p, and those that read observed values are c times as large.
 The number of steps follows from the time, unless a trial says `steps=N`: the rate is measured
-during the warm-up, which is the same for any number. Compilation and validation are not counted.
+during the warm-up, which is the same for any number, for a few seconds at most. Compilation and
+validation are not counted.
 Several processes with the same --turns share a GPU: each measures its rate while the others wait,
 so that a trial has the steps, and is given the seconds, of a GPU of its own.
 `validation` is the mean over validation samples and `median` their median, which a single sample
@@ -55,7 +56,8 @@ from fst.training.schedules import Schedule, Stage, Stages, WarmupCosine
 from fst.training.trainer import Trainer
 
 UNTIMED = 20  # steps before the clock starts
-TIMED = {"cpu": 80, "cuda": 300}  # and until the rate is known
+TIMED = {"cpu": 80, "cuda": 300}  # and until the rate is known, but no longer than
+TIMED_SECONDS = 5.0
 LAST = 200  # steps whose mean loss is kept
 NEAREST = 16
 
@@ -192,13 +194,13 @@ def errors(trainer: Trainer) -> dict[str, float]:
 
 def train(trainer: Trainer, seconds: float, course: Course, turns: Turns | None) -> dict[str, Any]:
     """Spend the time, or make the steps, then validate."""
-    every, timed = trainer.settings.log_every, TIMED[trainer.device.type]
+    every = trainer.settings.log_every
 
-    def updates(last: int) -> float:
-        """Up to a step; how long that took."""
+    def updates(last: int, most: float = math.inf, turns: Turns | None = None) -> float:
+        """Up to a step, or for so many seconds; how long that took."""
         start = time.perf_counter()
-        while trainer.state.step < last:
-            with turns.beside() if turns and last > timed else nullcontext():
+        while trainer.state.step < last and time.perf_counter() - start < most:
+            with turns.beside() if turns else nullcontext():
                 for _ in range(min(every, last - trainer.state.step)):
                     trainer.update()
                 trainer.read()
@@ -210,10 +212,12 @@ def train(trainer: Trainer, seconds: float, course: Course, turns: Turns | None)
         updates(UNTIMED)
     first = time.perf_counter() - start
     with turns.alone() if turns else nullcontext():
-        rate = (timed - UNTIMED) / updates(timed)
+        measured = updates(TIMED[trainer.device.type], TIMED_SECONDS)
+    timed = trainer.state.step
+    rate = (timed - UNTIMED) / measured
     steps = max(course.steps or round(seconds * rate), timed + 1, course.warmup + 1)
     trainer.schedule = schedule(course.warmup, steps, course.shape)
-    spent = updates(steps)
+    spent = updates(steps, turns=turns)
     if turns is None:
         rate = (steps - timed) / spent
     losses = [loss for loss, _ in trainer.state.pending]

@@ -1,0 +1,210 @@
+"""`fst compare` for several tasks at once, with their runs beside each other on one GPU.
+
+    python benchmarks/equal_terms.py runs/equal --budget 2m --workers 3 \\
+        fast/burgers-single fast/darcy:fst,fno,perceiver-io
+    python benchmarks/equal_terms.py runs/equal --budget 2m --seeds 3 fast/burgers-single:fst
+
+A model that trains does not fill the GPU, and compiling, validating and scoring leave it idle. So
+all models are compiled first, several at once. Then each is measured alone, which gives the steps
+that the budget pays for. Then the runs share the GPU, --workers at a time. A run has the steps of
+a GPU of its own, and its times in the table are those: steps over the rate that was measured alone.
+
+OUT/TASK is a folder of `fst compare` with its table; called again, all that is complete is kept.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from training_search import Turns
+
+from fst.commands import jobs
+from fst.commands import train as command
+from fst.commands.compare import ModelJob, compare
+from fst.commands.device import choose_device
+from fst.evaluation.comparison import Comparison, Result, write_report
+from fst.io import read_json, write_json
+from fst.recipes import find
+from fst.recipes.recipe import Recipe
+from fst.terminal import Terminal
+from fst.training.budget import Calibration, Plan, parse_budget
+from fst.training.errors import TrainingError
+from fst.training.loop import build_accelerator
+from fst.training.trainer import Trainer, compiles
+
+UNTIMED = 20  # updates before the clock starts
+SHARED = (
+    "Runs shared the GPU, each with the steps that its model makes on an idle one in the budget: "
+    "time and steps/s are those of the idle GPU, compilation apart."
+)
+Make = Callable[[str], Recipe]
+
+
+class Wanted:
+    """The jobs of one task in its folder of `fst compare`."""
+
+    def __init__(self, asked: str, options: argparse.Namespace, make: Make) -> None:
+        task, _, models = asked.partition(":")
+        self.task, self.folder = task, options.out / task.replace("/", "-")
+        self.jobs: list[ModelJob] = []
+        # Everything is settled and prepared as ever, and no job is started yet.
+        with suppress(TrainingError):
+            compare(
+                task,
+                self.folder,
+                budget=options.budget,
+                models=tuple(models.split(",")) if models else (),
+                seeds=options.seeds,
+                data=options.data,
+                device=options.device,
+                console=Terminal(quiet=True),
+                make=make,
+                launch=self._note,
+            )
+        settings = read_json(self.folder / jobs.SETTINGS)
+        if settings is None:
+            raise TrainingError(f"{self.folder}: the comparison of {asked} could not be prepared")
+        self.runs: list[tuple[str, int]] = [(model, number) for model, number in settings["runs"]]
+
+    def _note(self, job: ModelJob) -> int:
+        self.jobs.append(job)
+        return 0
+
+    def report(self, device: str | None) -> Comparison:
+        """The table of all runs of the folder, with the times of an idle GPU."""
+        data = Path(read_json(self.folder / jobs.DATA)["path"])
+        found = [ModelJob(self.folder, data, device, *run) for run in self.runs]
+        results = tuple(_alone(job.result(None)) for job in found)
+        budget = parse_budget(read_json(self.folder / jobs.SETTINGS)["budget"]).words()
+        comparison = Comparison.read(self.folder, self.task, budget, results, SHARED)
+        write_report(self.folder / "comparison", comparison)
+        return comparison
+
+
+def _alone(result: Result) -> Result:
+    """A result with the times of a GPU of its own."""
+    rate = result.calibrated_steps_per_second
+    if result.status != "done" or rate is None or result.steps is None:
+        return result
+    seconds, last = result.steps / rate, result.curve[-1][0] if result.curve else 1.0
+    images = result.images_per_second
+    if images is not None and result.steps_per_second:
+        images *= rate / result.steps_per_second
+    curve = tuple((round(when / last * seconds, 2), error) for when, error in result.curve)
+    return replace(
+        result,
+        training_seconds=seconds,
+        all_seconds=None,
+        steps_per_second=rate,
+        images_per_second=images,
+        curve=curve,
+    )
+
+
+def measure(job: ModelJob, turns: Turns) -> None:
+    """Compile a model beside others, measure it alone, and keep the plan of its runs."""
+    recipe, device, console = job.recipe(), choose_device(job.device), Terminal(quiet=True)
+    training, validation = command.load(recipe, job.data, device, console)
+    budget = parse_budget(read_json(job.folder / jobs.SETTINGS)["budget"])
+    model = command.prepare_model(recipe, training.samples)
+    accelerator = build_accelerator(recipe.training, device)
+    trainer = Trainer(model, training.samples, validation.samples, recipe.training, accelerator)
+
+    def updates(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            trainer.update()
+        trainer.read()  # waits for the device
+        trainer.state.pending.clear()
+        return time.perf_counter() - start
+
+    every = recipe.training.log_every
+    with turns.compiling():
+        for _ in range(0, UNTIMED, every):
+            updates(min(every, UNTIMED))
+    with turns.alone():
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        made, seconds = 0, 0.0
+        while seconds < budget.calibration_seconds:
+            # Of a slow model no more than it takes.
+            count = 1 if not made else max(1, min(every, round(made / seconds)))
+            seconds += updates(count)
+            made += count
+    peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+    trainer.batches.close()
+    calibration = Calibration(made, seconds, peak, 0.0, trainer.state.compilation_seconds)
+    steps = budget.steps(calibration.steps_per_second)
+    plan = Plan(steps, compiles(recipe.training, device), calibration)
+    write_json(job.plan_file, asdict(plan))
+
+
+def measure_apart(turns: Path, job: ModelJob) -> None:
+    words = [job.folder, job.data, job.model, job.device or "", turns]
+    subprocess.run([sys.executable, __file__, "--measure", *map(str, words)], check=False)
+
+
+def work(queue: Any) -> None:
+    """One process that takes jobs until none is left; each runs in a process of its own."""
+    while (job := queue.get()) is not None:
+        jobs.run_apart(job, Terminal(), partial(ModelJob.launch, job))
+
+
+def run(options: argparse.Namespace, make: Make = find) -> list[Comparison]:
+    wanted = [Wanted(asked, options, make) for asked in options.tasks]
+    todo = [job for each in wanted for job in each.jobs]
+    first = {job.plan_file: job for job in todo if not job.plan_file.is_file()}
+    with ThreadPoolExecutor(options.compilers) as pool:
+        list(pool.map(partial(measure_apart, options.out / "turns"), first.values()))
+    for path, job in first.items():
+        if not path.is_file():
+            print(f"{job} could not be measured, and is left out", file=sys.stderr)
+    ready = [job for job in todo if job.plan_file.is_file()]
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    for job in [*ready, *[None] * options.workers]:
+        queue.put(job)
+    workers = [context.Process(target=work, args=(queue,)) for _ in range(options.workers)]
+    for worker in workers:
+        worker.start()
+    while any(worker.is_alive() for worker in workers):
+        time.sleep(options.report_every)
+        for each in wanted:  # what is done so far
+            each.report(options.device)
+    return [each.report(options.device) for each in wanted]
+
+
+def main(given: list[str] | None = None) -> None:
+    given = sys.argv[1:] if given is None else given
+    if given[:1] == ["--measure"]:
+        folder, data, model, device, turns = given[1:]
+        job = ModelJob(Path(folder), Path(data), device or None, model, 1)
+        measure(job, Turns(Path(turns)))
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("tasks", nargs="+", help="TASK or TASK:MODEL,MODEL")
+    parser.add_argument("--budget", required=True, help="as of fst compare: 2m, 4000steps")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=3, help="runs on the GPU at once")
+    parser.add_argument("--compilers", type=int, default=6, help="models compiled at once")
+    parser.add_argument("--data", type=Path, help="of a single task; else the recipes' own")
+    parser.add_argument("--device")
+    parser.add_argument("--report-every", type=float, default=20.0, help="seconds between tables")
+    for comparison in run(parser.parse_args(given)):
+        comparison.show(Terminal())
+
+
+if __name__ == "__main__":
+    main()
