@@ -5,9 +5,10 @@
     python benchmarks/equal_terms.py runs/equal --budget 2m --seeds 3 fast/burgers-single:fst
 
 A model that trains does not fill the GPU, and compiling, validating and scoring leave it idle. So
-all models are compiled first, several at once. Then each is measured alone, which gives the steps
-that the budget pays for. Then the runs share the GPU, --workers at a time. A run has the steps of
-a GPU of its own, and its times in the table are those: steps over the rate that was measured alone.
+data are made and models compiled first, several at once. Then each model is measured alone, which
+gives the steps that the budget pays for. Then the runs share the GPU, --workers at a time. A run
+has the steps of a GPU of its own, and its times in the table are those: steps over the rate that
+was measured alone.
 
 OUT/TASK is a folder of `fst compare` with its table; called again, all that is complete is kept.
 """
@@ -31,9 +32,11 @@ from fst.commands import jobs
 from fst.commands import train as command
 from fst.commands.compare import ModelJob, compare
 from fst.commands.device import choose_device
+from fst.data.source import DataSource
 from fst.evaluation.comparison import Comparison, Result, write_report
 from fst.io import read_json, write_json
 from fst.recipes import find
+from fst.recipes.comparison import models_of
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
 from fst.training.budget import Calibration, Plan, parse_budget
@@ -159,18 +162,35 @@ def work(queue: Any) -> None:
         jobs.run_apart(job, Terminal(), partial(ModelJob.launch, job))
 
 
+def prepare(data: DataSource, path: Path, device: str | None, turns: Path) -> None:
+    """Make what is missing of a task's data; nobody measures meanwhile."""
+    with Turns(turns).compiling():
+        data.prepare(path, choose_device(device), Terminal(quiet=True))
+
+
 def run(options: argparse.Namespace, make: Make = find) -> list[Comparison]:
-    wanted = [Wanted(asked, options, make) for asked in options.tasks]
-    todo = [job for each in wanted for job in each.jobs]
-    first = {job.plan_file: job for job in todo if not job.plan_file.is_file()}
-    with ThreadPoolExecutor(options.compilers) as pool:
-        list(pool.map(partial(measure_apart, options.out / "turns"), first.values()))
-    for path, job in first.items():
-        if not path.is_file():
-            print(f"{job} could not be measured, and is left out", file=sys.stderr)
-    ready = [job for job in todo if job.plan_file.is_file()]
-    context = torch.multiprocessing.get_context("spawn")
+    context, turns = torch.multiprocessing.get_context("spawn"), options.out / "turns"
+    compilers = ThreadPoolExecutor(options.compilers)
+
+    def planned(asked: str) -> Wanted:
+        """A task with its data and a plan for every model that can be measured."""
+        recipe = make(next(iter(models_of(asked.partition(":")[0]).values())))
+        path = command.data_path(recipe, options.data)
+        making = context.Process(target=prepare, args=(recipe.data, path, options.device, turns))
+        making.start()
+        making.join()
+        wanted = Wanted(asked, options, make)
+        first = {job.plan_file: job for job in wanted.jobs if not job.plan_file.is_file()}
+        list(compilers.map(partial(measure_apart, turns), first.values()))
+        for plan, job in first.items():
+            if not plan.is_file():
+                print(f"{job} could not be measured, and is left out", file=sys.stderr)
+        return wanted
+
+    with compilers, ThreadPoolExecutor(len(options.tasks)) as pool:
+        wanted = list(pool.map(planned, options.tasks))
     queue = context.Queue()
+    ready = [job for each in wanted for job in each.jobs if job.plan_file.is_file()]
     for job in [*ready, *[None] * options.workers]:
         queue.put(job)
     workers = [context.Process(target=work, args=(queue,)) for _ in range(options.workers)]
