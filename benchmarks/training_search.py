@@ -46,7 +46,7 @@ from fst.evaluation.protocol import measuring
 from fst.field import Field
 from fst.metrics import relative_l2
 from fst.operators import Operator
-from fst.recipes import find
+from fst.recipes import find, fitted
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
 from fst.training.budget import release
@@ -170,10 +170,11 @@ def locked(file: TextIO, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 
 def errors(trainer: Trainer) -> dict[str, float]:
-    """The median of the validation errors; for FST the mean from the nearest anchors, and how far
-    anchors move with the input."""
+    """Of operators the median of the validation errors; for FST the mean from the nearest anchors,
+    and how far anchors move with the input."""
     model, samples = trainer.selected, trainer.validation
-    assert isinstance(model, Operator)
+    if not isinstance(model, Operator):
+        return {}
     assert isinstance(samples, Samples)
     every, nearest, positions = [], [], []
     with measuring(model):
@@ -260,9 +261,10 @@ def main() -> None:
             if key in done or time.monotonic() - begun > 60 * arguments.minutes:
                 continue
             row: dict[str, Any] = dict(zip(("recipe", "trial", "seed", "asked"), key, strict=True))
-            recipe, course, soap = changed(find(arguments.recipe), trial, seed)
             try:
+                recipe = find(arguments.recipe)
                 data = command.data_path(recipe, arguments.data)
+                recipe, course, soap = changed(fitted(recipe, data, device), trial, seed)
                 if recipe.data not in loaded:
                     loaded.clear()
                     loaded[recipe.data] = command.load(recipe, data, device, Terminal(quiet=True))
