@@ -6,6 +6,7 @@ from math import prod
 from typing import ClassVar, Literal
 
 from fst.nn import Spacing
+from fst.symmetry import SYMMETRIES, SymmetryName
 from fst.types import Domain, check_fields
 
 # A Sobol sequence ends there.
@@ -38,10 +39,16 @@ class DomainConfig(Config):
     """Lower end of the domain on each axis."""
     high: tuple[float, ...] = (1.0, 1.0)
     """Upper end of the domain on each axis."""
+    prediction_symmetry: SymmetryName = "none"
+    """A symmetry of the problem: outside training, predictions are the mean of those for the
+    observations and for their image. `odd-reflection` reverses the last axis and the sign of all
+    values, `even-reflection` the axis alone, and `transpose` exchanges two axes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.domain  # low and high are checked here, not when the model is built
+        domain = self.domain  # low and high are checked here, not when the model is built
+        if self.prediction_symmetry != "none":
+            SYMMETRIES[self.prediction_symmetry].check(domain)
 
     @property
     def domain(self) -> Domain:

@@ -105,11 +105,19 @@ class CUDAGraphModel:
         self._captures: OrderedDict[Any, Callable[[Given], Given] | None] = OrderedDict()
 
     @torch.no_grad()
-    def __call__(self, observations: Observations) -> CUDAGraphField:
+    def __call__(self, observations: Observations) -> Field:
         """As the model itself, with the same evaluation points."""
         model = self.model
         _require_gpu(model)
         model.check(observations)
+        field, symmetry = self._field(observations), model.symmetry
+        if symmetry is None:
+            return field
+        image = self._field(symmetry.observations(observations, model.domain))
+        return field.mean_with(image, symmetry)
+
+    def _field(self, observations: Observations) -> CUDAGraphField:
+        model = self.model
 
         def prepare() -> Work:
             draws = model.draws_for(observations)  # once: the same call gives the same answer

@@ -1,6 +1,6 @@
 """The field: anchors and their refined features, callable anywhere in the domain (Equation 6)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Float
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fst.nn import MLP, FourierFeatures, PointMLP, ResidualFeedForward
 from fst.operators import Output, Standardization, queries_at_once
 from fst.rbf import Blend
+from fst.symmetry import Symmetry
 from fst.types import Anchors, Domain, check_neighbors, check_queries
 
 
@@ -104,3 +105,32 @@ class Field(Output):
         size = self.decoder.queries_at_once(queries, self.features, neighbors)
         parts = [self.decode(part, neighbors) for part in queries.split(size, dim=1)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def mean_with(self, image: "Field", symmetry: Symmetry) -> "SymmetricField":
+        own = {each.name: getattr(self, each.name) for each in fields(Field)}
+        return SymmetricField(**own, own=self, image=image, symmetry=symmetry)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SymmetricField(Field):
+    """The mean of a field and of the field of the observations' image, mapped back.
+
+    Its anchors and features are those of the first.
+    """
+
+    own: Field
+    image: Field
+    symmetry: Symmetry
+
+    def decode(
+        self, queries: Float[Tensor, "b q s"], neighbors: int | None = None
+    ) -> Float[Tensor, "b q o"]:
+        image = self.image.decode(self.symmetry.positions(queries, self.domain), neighbors)
+        return 0.5 * (self.own.decode(queries, neighbors) + self.symmetry.sign * image)
+
+    def __call__(
+        self, queries: Float[Tensor, "b q s"], neighbors: int | None = None
+    ) -> Float[Tensor, "b q o"]:
+        own = self.own(queries, neighbors)  # which checks them
+        image = self.image(self.symmetry.positions(queries, self.domain), neighbors)
+        return 0.5 * (own + self.symmetry.sign * image)

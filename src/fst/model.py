@@ -13,7 +13,7 @@ from fst.config import FunctionSpaceConfig
 from fst.evaluation_points import FixedPoints, PointDraws, ResampledPoints
 from fst.field import Decoder, Field
 from fst.nn import MLP, FourierFeatures, ResidualFeedForward
-from fst.operators import ConditionChannels, Operator
+from fst.operators import ConditionChannels, Operator, Output
 from fst.types import Observations
 
 
@@ -94,6 +94,13 @@ class FunctionSpaceTransformer(Operator):
             tuple(steps) if record else (),
         )
 
+    def symmetrized(
+        self, output: Output, observations: Observations, draws: PointDraws | None
+    ) -> Field:
+        field = super().symmetrized(output, observations, draws)
+        assert isinstance(field, Field)
+        return field
+
     def forward(
         self, observations: Observations, draws: PointDraws | None = None, record: bool = False
     ) -> Field:
@@ -103,7 +110,8 @@ class FunctionSpaceTransformer(Operator):
             if self._stream is None:
                 self._stream = self.point_stream(self.config.anchor_seed, self.config.sobol_seed)
             draws = self._stream.draw()
-        return self.represent(observations, draws, record)
+        field = self.represent(observations, draws, record)
+        return field if self.training else self.symmetrized(field, observations, draws)
 
     def point_stream(self, anchor_seed: int, sobol_seed: int) -> ResampledPoints:
         """Evaluation points; in `eval()` mode as many as the configuration has for predictions."""

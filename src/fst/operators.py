@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fst.base import Model
 from fst.evaluation_points import PointDraws
+from fst.symmetry import SYMMETRIES, Symmetry
 from fst.types import Domain, Observations, check_alike, check_observations, check_queries
 
 # Standardised numbers beyond this would overflow when a network squares them in float32.
@@ -119,6 +120,30 @@ class Output(ABC):
     def __call__(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
         return self.decode(check_queries(queries, self.domain, self.like))
 
+    def mean_with(self, image: Any, symmetry: Symmetry) -> "Output":
+        """The mean of this and of the output for the image of the observations, mapped back."""
+        return MeanOutput(self, image, symmetry)
+
+
+class MeanOutput(Output):
+    """½ (G(a) + S G(S a))."""
+
+    def __init__(self, own: Output, image: Output, symmetry: Symmetry) -> None:
+        self.domain, self.own, self.image, self.symmetry = own.domain, own, image, symmetry
+
+    @property
+    def like(self) -> Tensor:
+        return self.own.like
+
+    def decode(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
+        mapped = self.symmetry.positions(queries, self.domain)
+        return 0.5 * (self.own.decode(queries) + self.symmetry.sign * self.image.decode(mapped))
+
+    def __call__(self, queries: Float[Tensor, "b q s"]) -> Float[Tensor, "b q c"]:
+        own = self.own(queries)  # which checks them
+        image = self.image(self.symmetry.positions(queries, self.domain))
+        return 0.5 * (own + self.symmetry.sign * image)
+
 
 class Operator(Model):
     """A learned map from observations to an `Output`."""
@@ -138,9 +163,28 @@ class Operator(Model):
     def represent(self, observations: Observations, draws: PointDraws | None = None) -> Output:
         """The output for observations known to be good: the training path."""
 
+    def predict(self, observations: Observations, draws: PointDraws | None = None) -> Output:
+        """The same outside training: with the symmetry that the configuration names, if any."""
+        return self.symmetrized(self.represent(observations, draws), observations, draws)
+
+    def symmetrized(
+        self, output: Output, observations: Observations, draws: PointDraws | None
+    ) -> Output:
+        """The mean of the output for these observations and of that for their image."""
+        if self.symmetry is None:
+            return output
+        image = self.represent(self.symmetry.observations(observations, self.domain), draws)
+        return output.mean_with(image, self.symmetry)
+
+    @property
+    def symmetry(self) -> Symmetry | None:
+        """That of predictions."""
+        return SYMMETRIES.get(getattr(self.config, "prediction_symmetry", "none"))
+
     def forward(self, observations: Observations, draws: PointDraws | None = None) -> Output:
         self.check(observations)
-        return self.represent(observations, draws)
+        work = self.represent if self.training else self.predict
+        return work(observations, draws)
 
     def check(self, observations: Observations) -> None:
         """Raise unless the observations fit this model in channels, domain, dtype and device."""

@@ -45,6 +45,7 @@ NEIGHBORS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 # What all solutions of equations share: Appendices B and C.
 OPERATORS = {
+    "model.prediction_symmetry": "none",
     "training.objective.kind": "RelativeL2", "training.objective.channels": "original",
     "training.objective.scale": "relative", "training.objective.weights": (),
     "training.optimizer": "adam",

@@ -132,7 +132,7 @@ class RelativeL2(Objective):
 
     def errors(self, model: Operator, batch: Batch, draws: Draws) -> Float[Tensor, "b e"]:
         # The checked, chunked path: any number of queries fits.
-        prediction = model.represent(batch.observations, draws)(batch.queries)
+        prediction = model.predict(batch.observations, draws)(batch.queries)
         found = [self.losses(model, prediction, batch).sqrt()]
         if len(self.names) > 1:
             found.append(relative_l2(prediction, batch.targets, batch.mask))
