@@ -28,7 +28,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from fst.pretrained import to_json
-from fst.recipes import RECIPES, find
+from fst.recipes import RECIPES, find, own
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.training.schedules import Stage, Stages
 
@@ -48,14 +48,12 @@ VALIDATIONS = 8
 
 def tasks() -> dict[str, dict[str, str]]:
     """The models of every task, each with the name of its recipe."""
-    kinds: dict[str, set[str]] = {}
-    own = {name: make().task for name, make in RECIPES.items()}
-    for name, task in own.items():
-        kinds.setdefault(name.rpartition("/")[0], set()).add(task)
     found: dict[str, dict[str, str]] = {}
-    for name, task in own.items():
-        prefix, _, model = name.rpartition("/")
-        found.setdefault(prefix if len(kinds[prefix]) == 1 else task, {})[model] = name
+    for name, make in RECIPES.items():
+        task, _, model = name.rpartition("/")
+        if task == own.TASK:
+            task = make().task  # points and images are two
+        found.setdefault(task, {})[model] = name
     return found
 
 
