@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 
 from fst import pretrained
-from fst.commands.device import parse_device
 from fst.commands.evaluate import read_recipe
 from fst.commands.predict import load_model
 from fst.commands.train import data_of_run
@@ -24,6 +23,7 @@ from fst.explore.problems import BurgersProblem, DarcyProblem, PointsProblem, Pr
 from fst.recipes import find
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
+from fst.types import parse_device
 
 
 def explore(

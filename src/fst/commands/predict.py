@@ -21,7 +21,6 @@ import fst.baselines
 import fst.vision  # noqa: F401  (both, so that `from_pretrained` knows their names)
 from fst.base import Model
 from fst.classifiers import Classifier
-from fst.commands.device import parse_device
 from fst.commands.prediction_files import (
     FORMATS,
     Given,
@@ -43,7 +42,7 @@ from fst.io import parse_json, write_file
 from fst.operators import Operator, Output
 from fst.pretrained import PretrainedError
 from fst.terminal import printable
-from fst.types import Observations, check_neighbors
+from fst.types import Observations, check_neighbors, parse_device
 
 BATCH_SIZE, IMAGE_BATCH_SIZE = 8, 64
 MOST_CLASSES = 5

@@ -20,9 +20,8 @@ from rich.console import Console
 from torch import Tensor
 
 from fst import pretrained
-from fst.commands.device import choose_device
 from fst.commands.evaluate import read_recipe
-from fst.commands.train import check_same_data, data_of_run
+from fst.commands.train import check_same_data, choose_device, data_of_run
 from fst.evaluation.protocol import EvaluationSettings, measure, measuring, represented
 from fst.evaluation.rows import RESULTS, ROWS, Row, read_run
 from fst.evaluation.tables import error_table, group_table

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from accelerate import PartialState
 from rich.console import Console
 
 from fst.base import Model, build_model, parameter_count
-from fst.commands.device import choose_device
 from fst.config import OperatorConfig
 from fst.data.samples import Rows
 from fst.data.source import DataSource
@@ -30,6 +30,7 @@ from fst.training.loop import train as run_training
 from fst.training.run_folder import RunFolder, held
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import check_batch_size
+from fst.types import parse_device
 
 RATE_FACTOR = "rate_factor"
 # What decides the course of a training. How a run is scored and named may change later.
@@ -46,6 +47,15 @@ FREE = (
     "training.tensorboard",
     "training.wandb",
 )
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device of this process, which may be one of several that train together.
+
+    To be called first: Accelerate settles on a device when it is first asked for anything.
+    """
+    device: torch.device = PartialState(cpu=parse_device(name).type == "cpu").device
+    return device
 
 
 def train(
@@ -277,9 +287,10 @@ def require_same_data(
         if name.endswith("_deviation"):  # older runs recorded 1 for a constant channel
             before, value = ([each or 1.0 for each in std] for std in (before, value))
         if not _same(before, value):
+            was, now = (shorten(str(each), 80, placeholder=" ...") for each in (before, value))
             raise TrainingError(
                 f"the training data{source} are not those that {folder} was started with: "
-                f"{name} was {_short(before)}, is {_short(value)}"
+                f"{name} was {was}, is {now}"
             )
 
 
@@ -290,11 +301,6 @@ def _same(before: Any, now: Any) -> bool:
         return bool(before == now)
     # Sums on another device may differ in their last digits.
     return math.isclose(float(before), float(now), rel_tol=1e-5, abs_tol=1e-7)
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def prepare_model(recipe: Recipe, training: Rows) -> Model:

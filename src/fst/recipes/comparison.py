@@ -21,7 +21,6 @@ the final training would leave two errors; the confirmation is the winning trial
 the same rate, not a new run; a predictor's own rate keeps its proportion to the main one.
 """
 
-import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from typing import Any, Literal
 from fst.pretrained import to_json
 from fst.recipes import RECIPES, find, own
 from fst.recipes.recipe import Recipe, recipe_from_json
+from fst.terminal import did_you_mean
 from fst.training.schedules import Stage, Stages
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
@@ -61,8 +61,7 @@ def models_of(task: str, wanted: tuple[str, ...] = ()) -> dict[str, str]:
     """The models wanted, or all of the task, each with the name of its recipe."""
     known = tasks()
     if task not in known:
-        near = difflib.get_close_matches(task, known, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = did_you_mean(task, known, most=1)
         raise ValueError(f"unknown task {task!r}: {hint}there are {', '.join(known)}")
     for model in wanted:
         if model not in known[task]:

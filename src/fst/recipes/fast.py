@@ -78,13 +78,13 @@ class Variant:
     """Of FST."""
 
 
-def named(ending: str, words: str, paper: Callable[[], Recipe], **changes: Any) -> Recipe:
+def named(word: str, paper: Callable[[], Recipe], **changes: Any) -> Recipe:
     """A recipe of the paper with another model, under a name of its own."""
     base = paper()
     model: Any = base.model
     return base.derive(
-        f"{base.name}-{ending}",
-        model_name=f"{base.model_name}, {words}",
+        f"{base.name}-{word}",
+        model_name=f"{base.model_name}, {word}",
         model=replace(model, **changes),
         evaluation=base.evaluation.without_paper(),
     )
@@ -92,7 +92,7 @@ def named(ending: str, words: str, paper: Callable[[], Recipe], **changes: Any) 
 
 def mended(paper: Callable[[], Recipe]) -> Callable[[], Recipe]:
     """FNO without neuraloperator's frequency shift on odd axes (docs/decisions/0004)."""
-    return partial(named, "mended", "mended", paper, odd_axes="mended")
+    return partial(named, "mended", paper, odd_axes="mended")
 
 
 def small(paper: Callable[[], Recipe]) -> Callable[[], Recipe]:
@@ -100,7 +100,7 @@ def small(paper: Callable[[], Recipe]) -> Callable[[], Recipe]:
     for shorter steps."""
     anchors = {"rows": (16,), "anchors_per_row": 16}
     points = {"points_from_anchors": 128, "points_from_sobol": 128}
-    return partial(named, "small", "small", paper, refinement_steps=2, **anchors, **points)
+    return partial(named, "small", paper, refinement_steps=2, **anchors, **points)
 
 
 TEN_MINUTES = "Ten minutes of updates on one H200."
