@@ -30,7 +30,6 @@ from fst.operators import Operator
 from fst.pretrained import WEIGHTS
 from fst.recipes.comparison import comparable
 from fst.recipes.recipe import Recipe
-from fst.terminal import Terminal
 
 CARD = Environment(trim_blocks=True, keep_trailing_newline=True).from_string(
     Path(__file__).with_name("card.md").read_text()
@@ -60,16 +59,15 @@ class Rounding:
 
 def ship(
     run: Path,
-    name: str,
     *,
-    out: Path | None = None,
-    data: Path | None = None,
-    device: str | None = None,
-    force: bool = False,
-    console: Console | None = None,
-) -> Path:
+    name: str,
+    out: Path | None,
+    data: Path | None,
+    device: str | None,
+    force: bool,
+    console: Console,
+) -> None:
     """Write the folder of a scored run; `out` is where such folders lie, fst's own by default."""
-    console = console or Terminal()
     folder = (out or pretrained.SHIPPED) / name
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise ValueError(f"name must be lower-case words joined by hyphens, got {name!r}")
@@ -117,7 +115,6 @@ def ship(
     write_text(folder / "README.md", card)
     console.print(f"{rounding.words()}.")
     console.print(f"{folder}: {small:.1f} MB of weights, {large:.1f} MB before")
-    return folder
 
 
 def halved(weights: dict[str, Tensor]) -> dict[str, Tensor]:
