@@ -49,7 +49,7 @@ def speak_plainly() -> None:
 
 def did_you_mean(word: str, known: Iterable[str], most: int = 3, cutoff: float = 0.4) -> str:
     """The nearest of the known words as a question; nothing where none is near."""
-    near = difflib.get_close_matches(word, list(known), n=most, cutoff=cutoff)
+    near = difflib.get_close_matches(word, known, n=most, cutoff=cutoff)
     return f"did you mean {' or '.join(near)}? " if near else ""
 
 

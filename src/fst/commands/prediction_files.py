@@ -12,7 +12,7 @@ import csv
 import io
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -104,7 +104,6 @@ def read_observations(
 def read_queries(source: Path | str, domain: Domain, labels: Labels | None = None) -> Given:
     """The queries in a file, or the points of a grid over the domain, such as 201x1024."""
     with blame(source):
-        check_resolution(domain)
         if GRID.fullmatch(str(source)) and not Path(source).is_file():
             return _grid_queries(str(source), domain)
         asked = _read(Path(source), domain.axes, 0, labels)
@@ -326,9 +325,8 @@ def find_labels(
     return PredictionLabels(names, targets, found=False)
 
 
-def check_output(path: Path, endings: Iterable[str], force: bool) -> None:
+def check_output(path: Path, endings: Collection[str], force: bool) -> None:
     """Raise before any work is done if the answer could not be written."""
-    endings = tuple(endings)
     if path.suffix not in endings:
         several = "one of " * (len(endings) > 1)
         raise DataError(f"{path}: the answer is written as {several}{', '.join(endings)}")

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import torch
@@ -287,10 +286,9 @@ def require_same_data(
         if name.endswith("_deviation"):  # older runs recorded 1 for a constant channel
             before, value = ([each or 1.0 for each in std] for std in (before, value))
         if not _same(before, value):
-            was, now = (shorten(str(each), 80, placeholder=" ...") for each in (before, value))
             raise TrainingError(
                 f"the training data{source} are not those that {folder} was started with: "
-                f"{name} was {was}, is {now}"
+                f"{name} was {before!s:.80}, is {value!s:.80}"
             )
 
 
