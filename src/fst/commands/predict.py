@@ -17,8 +17,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-import fst.baselines
-import fst.vision  # noqa: F401  (both, so that `from_pretrained` knows their names)
+from fst import from_pretrained
 from fst.base import Model
 from fst.classifiers import Classifier
 from fst.commands.prediction_files import (
@@ -111,7 +110,7 @@ def load_any(run: Path | str) -> Model:
     best = Path(run) / "best"
     if not best.is_dir() and (Path(run) / "metrics.jsonl").is_file():
         raise PretrainedError(f"{run} has no trained weights yet: it was never validated")
-    return Model.from_pretrained(best if best.is_dir() else run)
+    return from_pretrained(best if best.is_dir() else run)
 
 
 def load_model(run: Path | str) -> Operator:
