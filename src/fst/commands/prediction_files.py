@@ -104,6 +104,7 @@ def read_observations(
 def read_queries(source: Path | str, domain: Domain, labels: Labels | None = None) -> Given:
     """The queries in a file, or the points of a grid over the domain, such as 201x1024."""
     with blame(source):
+        check_resolution(domain)
         if GRID.fullmatch(str(source)) and not Path(source).is_file():
             return _grid_queries(str(source), domain)
         asked = _read(Path(source), domain.axes, 0, labels)
