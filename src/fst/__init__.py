@@ -53,25 +53,20 @@ __all__ = [
 ]
 
 _SUBMODULES = ("base", "config", "data", "field", "kernels", "model", "rbf", "types")
-_MODULES = {
-    "Anchors": "fst.types",
-    "CUDAGraphModel": "fst.cuda_graph",
-    "Domain": "fst.types",
-    "Field": "fst.field",
-    "FunctionSpaceConfig": "fst.config",
-    "FunctionSpaceTransformer": "fst.model",
-    "Model": "fst.base",
-    "Observations": "fst.types",
-    "PointDataset": "fst.data",
-    "PointSample": "fst.data",
-    "build": "fst.recipes",
-    "collate": "fst.data",
-    "fit": "fst.commands.fit",
-    "parameter_count": "fst.base",
-    "rbf_blend": "fst.rbf",
-    "relative_l2": "fst.metrics",
-    "write_points": "fst.data",
+_NAMES = {
+    "base": ("Model", "parameter_count"),
+    "commands.fit": ("fit",),
+    "config": ("FunctionSpaceConfig",),
+    "cuda_graph": ("CUDAGraphModel",),
+    "data": ("PointDataset", "PointSample", "collate", "write_points"),
+    "field": ("Field",),
+    "metrics": ("relative_l2",),
+    "model": ("FunctionSpaceTransformer",),
+    "rbf": ("rbf_blend",),
+    "recipes": ("build",),
+    "types": ("Anchors", "Domain", "Observations"),
 }
+_MODULES = {name: f"fst.{module}" for module, names in _NAMES.items() for name in names}
 
 
 def from_pretrained(source: str | Path) -> "Model":

@@ -45,7 +45,7 @@ class UniformCoordinates(nn.Module):
         return even.expand(batch, self.rows, -1)
 
 
-class StaggeredCoordinates(nn.Module):
+class StaggeredCoordinates(UniformCoordinates):
     """Ours, not the paper's: even spacing, neighbouring rows apart by half a gap.
 
     All anchors of a row but those at its ends move by a quarter of a gap, in every other row to the
@@ -55,20 +55,16 @@ class StaggeredCoordinates(nn.Module):
     moves: Tensor
 
     def __init__(self, rows: Sequence[int]) -> None:
-        super().__init__()
+        super().__init__(math.prod(rows))
         number = torch.zeros(1)  # the sum of a row's numbers on its axes
         for count in rows:
             number = (number[:, None] + torch.arange(count)).flatten()
         self.register_buffer("moves", 0.5 * (number % 2) - 0.25, persistent=False)
 
     def forward(self, tokens: Float[Tensor, "b j w"]) -> Float[Tensor, "b p j+1"]:
-        batch, gaps, _ = tokens.shape
-        dtype = torch.promote_types(torch.float32, tokens.dtype)
-        even = torch.linspace(0, 1, gaps + 1, dtype=dtype, device=tokens.device)
-        inner = even[1:-1] + self.moves[:, None].to(dtype) / gaps  # p j-1
-        ends = even[[0, -1]].expand(len(inner), -1)
-        along = torch.cat((ends[:, :1], inner, ends[:, 1:]), dim=1)
-        return along.expand(batch, -1, -1)
+        even = super().forward(tokens)
+        inner = even[..., 1:-1] + self.moves[:, None].to(even.dtype) / tokens.shape[1]
+        return torch.cat((even[..., :1], inner, even[..., -1:]), dim=-1)
 
 
 class LearnedCoordinates(nn.Module):

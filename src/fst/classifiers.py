@@ -51,11 +51,8 @@ class Classifier(Model):
 
     def __init__(self, image_size: tuple[int, int], class_names: tuple[str, ...]) -> None:
         super().__init__()
-        height, width = image_size
-        if height < 1 or width < 1:
-            raise ValueError(f"image_size must be positive, got {height} by {width}")
         check_classes(class_names)
-        self.image_size = (height, width)
+        self.image_size = image_size
         self.class_names = tuple(class_names)
         self.standardize = ImageStandardization()
 

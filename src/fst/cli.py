@@ -6,7 +6,6 @@ with it, when the command runs: help and a mistyped name are answered at once. `
 option for every field of its recipe.
 """
 
-import difflib
 import functools
 import os
 import sys
@@ -19,7 +18,7 @@ from tyro.conf import Positional, arg
 from tyro.extras import SubcommandApp
 
 from fst.commands import data as data_commands
-from fst.terminal import Terminal, one_line, printable, speak_plainly
+from fst.terminal import Terminal, did_you_mean, one_line, printable, speak_plainly
 from fst.version import __version__
 
 USER_ERROR, INTERRUPTED = 2, 130
@@ -297,8 +296,7 @@ def check_command(words: Sequence[str]) -> None:
     """An unknown command is answered with the nearest ones."""
     if not words or words[0].startswith("-") or words[0] in COMMANDS:
         return
-    near = difflib.get_close_matches(words[0], COMMANDS)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    hint = did_you_mean(words[0], COMMANDS, cutoff=0.6)
     raise ValueError(
         f"unknown command {printable(words[0])!r}: {hint}there are {', '.join(COMMANDS)}"
     )

@@ -79,20 +79,10 @@ class FunctionSpaceTransformer(Operator):
         if condition is not None:
             features = features + self.initial_condition(condition).unsqueeze(1)
         context = self.layer.precompute(tokens, mask, anchors, condition)
-        steps: list[Tensor] = []
-        for features in self.layer.refine(  # noqa: B020 (each step replaces them)
-            features, context, self.draws_for(observations, draws)
-        ):
-            steps.append(features)
-        return Field(
-            self.domain,
-            anchors,
-            features,
-            condition,
-            self.decoder,
-            self.standardize_outputs,
-            tuple(steps) if record else (),
-        )
+        points = self.draws_for(observations, draws)
+        steps = tuple(self.layer.refine(features, context, points))
+        parts = self.domain, anchors, steps[-1], condition, self.decoder, self.standardize_outputs
+        return Field(*parts, steps if record else ())
 
     def symmetrized(
         self, output: Output, observations: Observations, draws: PointDraws | None

@@ -4,9 +4,11 @@ Names of runs, classes, files and channels come from whoever wrote the files. On
 are spelled out: for a terminal (`printable`, `Terminal`), for Markdown and for spreadsheets.
 """
 
+import difflib
 import html
 import sys
 import warnings
+from collections.abc import Iterable
 from io import TextIOWrapper
 from typing import Any
 
@@ -43,6 +45,12 @@ def speak_plainly() -> None:
     warnings.formatwarning = _formatted
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+
+
+def did_you_mean(word: str, known: Iterable[str], most: int = 3, cutoff: float = 0.4) -> str:
+    """The nearest of the known words as a question; nothing where none is near."""
+    near = difflib.get_close_matches(word, known, n=most, cutoff=cutoff)
+    return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def markdown(text: str) -> str:

@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name PyTorch users know)
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.quasirandom import SobolEngine
 
 from fst.anchors import AdaptiveCoordinates, AnchorPredictor, GapTokens, LearnedScales
 from fst.classifiers import Classifier, check_classes
 from fst.config import Config
-from fst.evaluation_points import FixedPoints, PointDraws
+from fst.evaluation_points import PointDraws
 from fst.layer import EvaluateMixWrite, FunctionSpaceLayer, Read
 from fst.nn import MLP, Attention, FourierFeatures, ResidualFeedForward, Spacing
 from fst.rbf import squared_distances
@@ -307,20 +308,9 @@ class ImageClassifier(Classifier):
         self.layer = FunctionSpaceLayer(read, update)
         self.head = PooledHead(width, len(config.class_names))
         # Fixed for the life of the model, so they are kept with its weights.
-        self.register_buffer("points", self._sobol_points())
-
-    def _sobol_points(self) -> Float[Tensor, "u 2"]:
-        config = self.config
-        stream = FixedPoints(
-            steps=1,
-            anchors=config.anchors,
-            from_anchors=0,
-            from_sobol=config.points_from_sobol,
-            axes=AXES,
-            anchor_seed=config.sobol_seed,
-            sobol_seed=config.sobol_seed,
-        )
-        return stream.draw().uniform[0].to(torch.get_default_dtype())
+        sobol = SobolEngine(AXES, scramble=True, seed=config.sobol_seed)
+        points = sobol.draw(config.points_from_sobol, dtype=torch.float64)
+        self.register_buffer("points", points.to(torch.get_default_dtype()))
 
     def encode(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b n d"]:
         tokens: Tensor = self.encode_patches(cut(self.standardize(images), self.config.patch_size))
@@ -345,12 +335,8 @@ class ImageClassifier(Classifier):
         anchors = self.predict_anchors(torch.cat((tokens, centres), dim=-1), None)
         features = self.initial_position(self.fourier(anchors.positions))  # b m d
         context = self.layer.precompute(tokens, None, anchors, None)
-        steps: list[Tensor] = []
-        for features in self.layer.refine(  # noqa: B020 (each step replaces them)
-            features, context, self._points(draws)
-        ):
-            steps.append(features)
-        return ImageField(anchors, features, tuple(steps) if record else ())
+        steps = tuple(self.layer.refine(features, context, self._points(draws)))
+        return ImageField(anchors, steps[-1], steps if record else ())
 
     def _points(self, draws: PointDraws | None) -> PointDraws:
         """The evaluation points of each step: the model's own unless others are given."""

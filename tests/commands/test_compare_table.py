@@ -18,8 +18,8 @@ from fst.data import DataError, PointSample, write_points
 from fst.evaluation.comparison import Comparison, Result, Score
 from fst.pretrained import PretrainedError
 from fst.recipes import find
+from fst.recipes.burgers import GRIDS
 from fst.recipes.comparison import models_of, tasks
-from fst.recipes.paper import BURGERS_GRIDS
 
 TASK = "burgers-single"
 DONE = Result(
@@ -42,7 +42,7 @@ DONE = Result(
 
 def test_the_table_fits_a_terminal_and_no_number_is_cut():
     """Four grids at the sizes of the paper take 80 columns; a narrower terminal wraps lines."""
-    scores = [Score("relative_l2", grid, 84, 0.123456, 0.25) for grid in BURGERS_GRIDS]
+    scores = [Score("relative_l2", grid, 84, 0.123456, 0.25) for grid in GRIDS]
     result = replace(DONE, scores=tuple(scores))
     comparison = Comparison(TASK, "2 minutes", (result,), {}, {})
     for width in (80, 40):

@@ -44,29 +44,17 @@ class PerceiverIOConfig(OperatorConfig):
     """How these frequencies grow: by equal steps or by equal factors."""
 
 
-class SelfBlock(nn.Module):
-    """x + attention(LN x), then x + MLP(LN x), without widening."""
+class Block(nn.Module):
+    """x + attention(LN x), then x + MLP(LN x), without widening.
 
-    def __init__(self, width: int, heads: int) -> None:
+    The attention reads LN x itself or, where it `crosses`, something else, after a norm of its own.
+    """
+
+    def __init__(self, width: int, heads: int, *, crosses: bool = False) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
-        self.feed_norm = nn.LayerNorm(width)
-        self.feed_forward = MLP(width, width, width)
-
-    def forward(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
-        tokens = tokens + self.attention.attend_to_self(self.norm(tokens))
-        tokens = tokens + self.feed_forward(self.feed_norm(tokens))
-        return tokens
-
-
-class CrossBlock(nn.Module):
-    """The same, attending to something else, which has a norm of its own."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.memory_norm = nn.LayerNorm(width)
+        if crosses:
+            self.memory_norm = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.feed_norm = nn.LayerNorm(width)
         self.feed_forward = MLP(width, width, width)
@@ -74,11 +62,12 @@ class CrossBlock(nn.Module):
     def forward(
         self,
         tokens: Float[Tensor, "b p d"],
-        read: Float[Tensor, "b n d"],
+        read: Float[Tensor, "b n d"] | None = None,
         mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b p d"]:
-        keys_values = self.attention.keys_values(self.memory_norm(read))
-        tokens = tokens + self.attention(self.norm(tokens), keys_values, mask)
+        normed = self.norm(tokens)
+        keys_values = self.attention.keys_values(normed if read is None else self.memory_norm(read))
+        tokens = tokens + self.attention(normed, keys_values, mask)
         tokens = tokens + self.feed_forward(self.feed_norm(tokens))
         return tokens
 
@@ -105,9 +94,9 @@ class PerceiverIO(Operator):
             self.condition = ConditionEncoder(
                 config.condition_channels, width, config.log_condition
             )
-        self.read = CrossBlock(width, heads)
-        self.mix = nn.ModuleList(SelfBlock(width, heads) for _ in range(config.layers))
-        self.answer = CrossBlock(width, heads)
+        self.read = Block(width, heads, crosses=True)
+        self.mix = nn.ModuleList(Block(width, heads) for _ in range(config.layers))
+        self.answer = Block(width, heads, crosses=True)
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, config.output_channels)
 

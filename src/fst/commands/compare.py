@@ -26,7 +26,6 @@ from rich.console import Console
 from fst.base import build_model, parameter_count
 from fst.commands import jobs
 from fst.commands import train as train_command
-from fst.commands.device import choose_device
 from fst.commands.evaluate import evaluate
 from fst.data.files import UnfitError
 from fst.evaluation.comparison import Comparison, Result, write_report
@@ -91,7 +90,7 @@ class ModelJob(jobs.Job):
         shutil.rmtree(self.run / "checkpoints", ignore_errors=True)
 
     def _start(self, console: Console) -> None:
-        recipe, device = self.recipe(), choose_device(self.device)
+        recipe, device = self.recipe(), train_command.choose_device(self.device)
         splits = train_command.load(recipe, self.data, device, console)
         plan = self.plan()
         if plan is None:
@@ -158,7 +157,7 @@ def compare(
     settings["compile"] = compilation or "as the recipes say"
     named = terms.models_of(task, tuple(models))
     recipes = {model: terms.equal_terms(make(name), compilation) for model, name in named.items()}
-    before, chosen = jobs.read_settings(out, KIND) or {}, choose_device(device)
+    before, chosen = jobs.read_settings(out, KIND) or {}, train_command.choose_device(device)
     path = jobs.find_data(out, next(iter(recipes.values())), data)
     recipes, counts, left_out = _fit(recipes, path, chosen, size, changes, named=bool(models))
     asked = [(model, number) for number in range(1, seeds + 1) for model in recipes]

@@ -130,7 +130,7 @@ def check(path: Positional[Path], /) -> None:
 
 def _make(data: Any, out: Path, device: str | None, batch_size: int | None, force: bool) -> None:
     """Every file of these data, and a line about each."""
-    from fst.commands.device import parse_device
+    from fst.types import parse_device
 
     console, chosen = Terminal(), parse_device(device)
     how: dict[str, Any] = {"console": console, "batch_size": batch_size, "force": force}

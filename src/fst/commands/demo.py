@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from fst.commands.device import choose_device
 from fst.commands.evaluate import evaluate, read_recipe
-from fst.commands.train import resume, train
+from fst.commands.train import choose_device, resume, train
 from fst.data import BurgersData, BurgersSamples, TestSplit, burgers
 from fst.evaluation.fields import Fields
 from fst.evaluation.figures import solutions

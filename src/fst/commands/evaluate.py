@@ -8,8 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fst.commands.device import choose_device
-from fst.commands.train import check_same_data, data_of_run, record_data
+from fst.commands.train import check_same_data, choose_device, data_of_run, record_data
 from fst.evaluation.report import report as write_report
 from fst.evaluation.report import verdict
 from fst.evaluation.rows import (

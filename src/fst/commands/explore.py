@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 
 from fst import pretrained
-from fst.commands.device import parse_device
 from fst.commands.evaluate import read_recipe
 from fst.commands.predict import load_model
 from fst.commands.train import data_of_run
@@ -23,20 +22,19 @@ from fst.explore.explorer import Explorer
 from fst.explore.problems import BurgersProblem, DarcyProblem, PointsProblem, Problem
 from fst.recipes import find
 from fst.recipes.recipe import Recipe
-from fst.terminal import Terminal
+from fst.types import parse_device
 
 
 def explore(
-    run: str = "burgers-single",
+    run: str,
     *,
-    port: int = 8765,
-    recipe: str | None = None,
-    data: Path | None = None,
-    device: str | None = None,
-    console: Console | None = None,
+    port: int,
+    recipe: str | None,
+    data: Path | None,
+    device: str | None,
+    console: Console,
 ) -> None:
     """Serve the page until interrupted. `recipe` names the data of weights without a run."""
-    console = console or Terminal()
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise ValueError(
             "fst explore needs Starlette and uvicorn: "

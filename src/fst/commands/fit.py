@@ -6,8 +6,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from fst.base import Model
-from fst.commands.device import choose_device
-from fst.commands.train import train
+from fst.commands.train import choose_device, train
 from fst.data import DataError, PointFunctions, PointSample, write_points
 from fst.data.conversion import bounding_box
 from fst.recipes import find, own

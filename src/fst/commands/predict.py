@@ -17,11 +17,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-import fst.baselines
-import fst.vision  # noqa: F401  (both, so that `from_pretrained` knows their names)
+from fst import from_pretrained
 from fst.base import Model
 from fst.classifiers import Classifier
-from fst.commands.device import parse_device
 from fst.commands.prediction_files import (
     FORMATS,
     Given,
@@ -43,7 +41,7 @@ from fst.io import parse_json, write_file
 from fst.operators import Operator, Output
 from fst.pretrained import PretrainedError
 from fst.terminal import printable
-from fst.types import Observations, check_neighbors
+from fst.types import Observations, check_neighbors, parse_device
 
 BATCH_SIZE, IMAGE_BATCH_SIZE = 8, 64
 MOST_CLASSES = 5
@@ -112,7 +110,7 @@ def load_any(run: Path | str) -> Model:
     best = Path(run) / "best"
     if not best.is_dir() and (Path(run) / "metrics.jsonl").is_file():
         raise PretrainedError(f"{run} has no trained weights yet: it was never validated")
-    return Model.from_pretrained(best if best.is_dir() else run)
+    return from_pretrained(best if best.is_dir() else run)
 
 
 def load_model(run: Path | str) -> Operator:

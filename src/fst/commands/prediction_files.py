@@ -12,7 +12,7 @@ import csv
 import io
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -326,9 +326,8 @@ def find_labels(
     return PredictionLabels(names, targets, found=False)
 
 
-def check_output(path: Path, endings: Iterable[str], force: bool) -> None:
+def check_output(path: Path, endings: Collection[str], force: bool) -> None:
     """Raise before any work is done if the answer could not be written."""
-    endings = tuple(endings)
     if path.suffix not in endings:
         several = "one of " * (len(endings) > 1)
         raise DataError(f"{path}: the answer is written as {several}{', '.join(endings)}")

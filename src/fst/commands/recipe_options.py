@@ -14,7 +14,6 @@ from rich.console import Console
 from tyro.conf import AvoidSubcommands, arg
 
 from fst.commands import train as train_command
-from fst.commands.device import choose_device
 from fst.io import read_json
 from fst.recipes import CHOOSE, find, own
 from fst.recipes.comparison import seed_of
@@ -72,7 +71,7 @@ def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console
     given = name is None or (short.start is not None and asked.task != own.TASK)
     if data is not None and asked.task in CHOOSE and not given:
         size = short.size or ("paper" if short.start else None)
-        choice = CHOOSE[asked.task](asked, data, choose_device(short.device), size)
+        choice = CHOOSE[asked.task](asked, data, train_command.choose_device(short.device), size)
     if short.start is not None:
         model = train_command.saved_config(short.start, asked)
         if data is not None:

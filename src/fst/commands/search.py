@@ -19,7 +19,6 @@ from rich.console import Console
 
 from fst.commands import jobs
 from fst.commands import train as train_command
-from fst.commands.device import choose_device
 from fst.evaluation.comparison import CHECKS, Search, Trial, write_report
 from fst.evaluation.rows import read_curves
 from fst.io import file_errors, read_json, write_json
@@ -81,7 +80,7 @@ def search(
     recipe = find(recipe) if isinstance(recipe, str) else recipe
     if not rates or len({f"{rate:g}" for rate in rates}) < len(rates):  # the names of their folders
         raise ValueError(f"rates must be one or more different numbers, got {tuple(rates)}")
-    before, chosen = jobs.read_settings(out, KIND), choose_device(device)
+    before, chosen = jobs.read_settings(out, KIND), train_command.choose_device(device)
     path = jobs.find_data(out, recipe, data)
     recipe = fitted(recipe, path, chosen)
     tried = [terms.trial(recipe, rate, steps) for rate in sorted(rates)]

@@ -20,9 +20,8 @@ from rich.console import Console
 from torch import Tensor
 
 from fst import pretrained
-from fst.commands.device import choose_device
 from fst.commands.evaluate import read_recipe
-from fst.commands.train import check_same_data, data_of_run
+from fst.commands.train import check_same_data, choose_device, data_of_run
 from fst.evaluation.protocol import EvaluationSettings, measure, measuring, represented
 from fst.evaluation.rows import RESULTS, ROWS, Row, read_run
 from fst.evaluation.tables import error_table, group_table
@@ -31,7 +30,6 @@ from fst.operators import Operator
 from fst.pretrained import WEIGHTS
 from fst.recipes.comparison import comparable
 from fst.recipes.recipe import Recipe
-from fst.terminal import Terminal
 
 CARD = Environment(trim_blocks=True, keep_trailing_newline=True).from_string(
     Path(__file__).with_name("card.md").read_text()
@@ -61,16 +59,15 @@ class Rounding:
 
 def ship(
     run: Path,
-    name: str,
     *,
-    out: Path | None = None,
-    data: Path | None = None,
-    device: str | None = None,
-    force: bool = False,
-    console: Console | None = None,
-) -> Path:
+    name: str,
+    out: Path | None,
+    data: Path | None,
+    device: str | None,
+    force: bool,
+    console: Console,
+) -> None:
     """Write the folder of a scored run; `out` is where such folders lie, fst's own by default."""
-    console = console or Terminal()
     folder = (out or pretrained.SHIPPED) / name
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise ValueError(f"name must be lower-case words joined by hyphens, got {name!r}")
@@ -118,7 +115,6 @@ def ship(
     write_text(folder / "README.md", card)
     console.print(f"{rounding.words()}.")
     console.print(f"{folder}: {small:.1f} MB of weights, {large:.1f} MB before")
-    return folder
 
 
 def halved(weights: dict[str, Tensor]) -> dict[str, Tensor]:

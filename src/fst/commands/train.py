@@ -12,7 +12,6 @@ from accelerate import PartialState
 from rich.console import Console
 
 from fst.base import Model, build_model, parameter_count
-from fst.commands.device import choose_device
 from fst.config import OperatorConfig
 from fst.data.samples import Rows
 from fst.data.source import DataSource
@@ -30,6 +29,7 @@ from fst.training.loop import train as run_training
 from fst.training.run_folder import RunFolder, held
 from fst.training.settings import TrainingSettings
 from fst.training.trainer import check_batch_size
+from fst.types import parse_device
 
 RATE_FACTOR = "rate_factor"
 # What decides the course of a training. How a run is scored and named may change later.
@@ -46,6 +46,15 @@ FREE = (
     "training.tensorboard",
     "training.wandb",
 )
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device of this process, which may be one of several that train together.
+
+    To be called first: Accelerate settles on a device when it is first asked for anything.
+    """
+    device: torch.device = PartialState(cpu=parse_device(name).type == "cpu").device
+    return device
 
 
 def train(
@@ -279,7 +288,7 @@ def require_same_data(
         if not _same(before, value):
             raise TrainingError(
                 f"the training data{source} are not those that {folder} was started with: "
-                f"{name} was {_short(before)}, is {_short(value)}"
+                f"{name} was {before!s:.80}, is {value!s:.80}"
             )
 
 
@@ -290,11 +299,6 @@ def _same(before: Any, now: Any) -> bool:
         return bool(before == now)
     # Sums on another device may differ in their last digits.
     return math.isclose(float(before), float(now), rel_tol=1e-5, abs_tol=1e-7)
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def prepare_model(recipe: Recipe, training: Rows) -> Model:

@@ -1,6 +1,5 @@
 """Every recipe by its name. A recipe is a function that returns a complete run description."""
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -13,6 +12,7 @@ from fst.base import Model, build_model
 from fst.data.dataset import PointDataset
 from fst.recipes import ablation, burgers, darcy, demo, fast, images, own
 from fst.recipes.recipe import Recipe
+from fst.terminal import did_you_mean
 from fst.types import check_argument
 
 _FUNCTIONS: list[Callable[[], Recipe]] = [
@@ -65,8 +65,7 @@ def find(name: str) -> Recipe:
     if not isinstance(name, str):
         raise TypeError(f"name must be the name of a recipe, got {name!r}")
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        hint = did_you_mean(name, RECIPES)
         raise UnknownRecipeError(
             f"unknown recipe {name!r}: {hint}`fst recipes` lists all {len(RECIPES)}"
         )
@@ -103,8 +102,7 @@ def build(name: str, data: PointDataset | None = None, **overrides: Any) -> Mode
     known = [field.name for field in fields(config)]
     unknown = [given for given in overrides if given not in known]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+        hint = did_you_mean(unknown[0], known).strip() or f"there are {', '.join(known)}"
         raise TypeError(f"{name} has no setting {unknown[0]!r}: {hint}")
     if data is not None:
         overrides = data.decided(config) | overrides

@@ -21,15 +21,15 @@ the final training would leave two errors; the confirmation is the winning trial
 the same rate, not a new run; a predictor's own rate keeps its proportion to the main one.
 """
 
-import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from fst.pretrained import to_json
-from fst.recipes import RECIPES, find
+from fst.recipes import RECIPES, find, own
 from fst.recipes.recipe import Recipe, recipe_from_json
+from fst.terminal import did_you_mean
 from fst.training.schedules import Stage, Stages
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
@@ -48,14 +48,12 @@ VALIDATIONS = 8
 
 def tasks() -> dict[str, dict[str, str]]:
     """The models of every task, each with the name of its recipe."""
-    kinds: dict[str, set[str]] = {}
-    own = {name: make().task for name, make in RECIPES.items()}
-    for name, task in own.items():
-        kinds.setdefault(name.rpartition("/")[0], set()).add(task)
     found: dict[str, dict[str, str]] = {}
-    for name, task in own.items():
-        prefix, _, model = name.rpartition("/")
-        found.setdefault(prefix if len(kinds[prefix]) == 1 else task, {})[model] = name
+    for name, make in RECIPES.items():
+        task, _, model = name.rpartition("/")
+        if task == own.TASK:
+            task = make().task  # points and images are two
+        found.setdefault(task, {})[model] = name
     return found
 
 
@@ -63,8 +61,7 @@ def models_of(task: str, wanted: tuple[str, ...] = ()) -> dict[str, str]:
     """The models wanted, or all of the task, each with the name of its recipe."""
     known = tasks()
     if task not in known:
-        near = difflib.get_close_matches(task, known, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = did_you_mean(task, known, most=1)
         raise ValueError(f"unknown task {task!r}: {hint}there are {', '.join(known)}")
     for model in wanted:
         if model not in known[task]:

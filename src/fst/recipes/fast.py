@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Literal
 
 from fst.config import FunctionSpaceConfig
-from fst.data import BurgersData, DarcyData
+from fst.data import BurgersData
 from fst.recipes import burgers, darcy
 from fst.recipes.recipe import Recipe
 from fst.symmetry import SymmetryName
@@ -50,11 +50,6 @@ def at_all_times(data: BurgersData) -> BurgersData:
     return replace(data, supervision_grid=supervised, validation_grid=ALL_TIMES)
 
 
-def of_the_square(data: DarcyData) -> DarcyData:
-    """Darcy with all eight symmetries."""
-    return replace(data, symmetries="square")
-
-
 TASKS = {
     "burgers-single": Task("Single-viscosity Burgers", 34_500, at_all_times, "odd-reflection"),
     "burgers-all": Task(
@@ -65,16 +60,20 @@ TASKS = {
         # To be moved by the symmetries, solutions must lie on the device as a whole.
         "Data: 26,200 trajectories, 22 GB on disk, 20 GB on the device.",
     ),
-    "darcy": Task("Darcy flow", 20_000, of_the_square, "transpose"),
+    "darcy": Task(
+        "Darcy flow",
+        20_000,
+        lambda data: replace(data, symmetries="square"),
+        "transpose",
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A recipe of the paper, and the optimiser and learning rate that it gets here."""
+    """A recipe of the paper, and what it gets here besides Muon."""
 
     paper: Callable[[], Recipe]
-    optimizer: Literal["adam", "adamw", "muon"]
     learning_rate: float
     note: str = ""
     """Added to the cost."""
@@ -90,13 +89,13 @@ class Variant:
     """Of FST."""
 
 
-def named(ending: str, words: str, paper: Callable[[], Recipe], **changes: Any) -> Recipe:
+def named(word: str, paper: Callable[[], Recipe], **changes: Any) -> Recipe:
     """A recipe of the paper with another model, under a name of its own."""
     base = paper()
     model: Any = base.model
     return base.derive(
-        f"{base.name}-{ending}",
-        model_name=f"{base.model_name}, {words}",
+        f"{base.name}-{word}",
+        model_name=f"{base.model_name}, {word}",
         model=replace(model, **changes),
         evaluation=base.evaluation.without_paper(),
     )
@@ -104,7 +103,7 @@ def named(ending: str, words: str, paper: Callable[[], Recipe], **changes: Any) 
 
 def mended(paper: Callable[[], Recipe]) -> Callable[[], Recipe]:
     """FNO without neuraloperator's frequency shift on odd axes (docs/decisions/0004)."""
-    return partial(named, "mended", "mended", paper, odd_axes="mended")
+    return partial(named, "mended", paper, odd_axes="mended")
 
 
 def small(paper: Callable[[], Recipe]) -> Callable[[], Recipe]:
@@ -112,62 +111,39 @@ def small(paper: Callable[[], Recipe]) -> Callable[[], Recipe]:
     for shorter steps."""
     anchors = {"rows": (16,), "anchors_per_row": 16}
     points = {"points_from_anchors": 128, "points_from_sobol": 128}
-    return partial(named, "small", "small", paper, refinement_steps=2, **anchors, **points)
+    return partial(named, "small", paper, refinement_steps=2, **anchors, **points)
 
 
-# Of the 128 × 128 targets of a Darcy solution.
-DRAWN = 4_096
+TEN_MINUTES = "Ten minutes of updates on one H200."
 NEEDS = "Needs function-space-transformer[baselines]."
-# Optimisers, rates, momenta, batch sizes and queries on single-viscosity Burgers are the best of
-# small searches (LOG.md). Muon was better than Adam for FNO, Perceiver IO and DeepONet; Transolver
-# has had one rate, and not Adam yet. The momentum and the sizes of the small FST have each been
-# tried alone. The other two tasks take over what was found there. On Darcy a short search kept the
-# rates of FNO, Transolver and FST, whose momentum is lower there.
+DRAWN = 4_096  # of the 128 × 128 targets of a Darcy solution
+FST: dict[str, Any] = {"matrix_rate": 1.5, "weight_decay": 0.02}
+BURGERS_FST = FST | {"momentum": 0.975, "length_scales": "local"}
+# Rates, momenta, batch sizes and queries on single-viscosity Burgers are the best of small searches
+# (LOG.md). Muon was better than Adam for FNO, Perceiver IO and DeepONet; Transolver has had one
+# rate, and not Adam yet. The momentum and the sizes of the small FST have each been tried alone.
+# The other two tasks take over what was found there. On Darcy a short search kept the rates of FNO,
+# Transolver and FST, whose momentum is lower there.
 VARIANTS = (
+    Variant(burgers.single_fst, 1e-3, TEN_MINUTES, **BURGERS_FST),
+    Variant(small(burgers.single_fst), 1e-3, **BURGERS_FST | {"momentum": 0.985, "queries": 1_024}),
+    Variant(burgers.single_fno, 1e-2, NEEDS, batch_size=8),
+    Variant(mended(burgers.single_fno), 1e-2, NEEDS, batch_size=8),
+    Variant(burgers.single_perceiver_io, 2e-3, momentum=0.975, queries=1_024),
+    Variant(burgers.single_transolver, 1e-3),
+    Variant(burgers.single_deeponet, 3e-3),
+    Variant(burgers.all_fst, 1e-3, TEN_MINUTES, **BURGERS_FST),
+    Variant(burgers.all_fno, 1e-2, NEEDS, batch_size=8),
+    Variant(mended(burgers.all_fno), 1e-2, NEEDS, batch_size=8),
+    Variant(burgers.all_perceiver_io, 2e-3, momentum=0.975, queries=1_024),
     Variant(
-        burgers.single_fst, "muon", 1e-3,
-        "Ten minutes of updates on one H200.",
-        matrix_rate=1.5,
-        weight_decay=0.02,
-        momentum=0.975,
-        length_scales="local",
+        darcy.fst, 1e-3, "Seven minutes of updates on one H200.",
+        **FST, batch_size=16, queries=DRAWN,
     ),
-    Variant(
-        small(burgers.single_fst), "muon", 1e-3,
-        matrix_rate=1.5,
-        weight_decay=0.02,
-        momentum=0.985,
-        queries=1_024,
-        length_scales="local",
-    ),
-    Variant(burgers.single_fno, "muon", 1e-2, NEEDS, batch_size=8),
-    Variant(mended(burgers.single_fno), "muon", 1e-2, NEEDS, batch_size=8),
-    Variant(burgers.single_perceiver_io, "muon", 2e-3, momentum=0.975, queries=1_024),
-    Variant(burgers.single_transolver, "muon", 1e-3),
-    Variant(burgers.single_deeponet, "muon", 3e-3),
-    Variant(
-        burgers.all_fst, "muon", 1e-3,
-        "Ten minutes of updates on one H200.",
-        matrix_rate=1.5,
-        weight_decay=0.02,
-        momentum=0.975,
-        length_scales="local",
-    ),
-    Variant(burgers.all_fno, "muon", 1e-2, NEEDS, batch_size=8),
-    Variant(mended(burgers.all_fno), "muon", 1e-2, NEEDS, batch_size=8),
-    Variant(burgers.all_perceiver_io, "muon", 2e-3, momentum=0.975, queries=1_024),
-    Variant(
-        darcy.fst, "muon", 1e-3,
-        "Seven minutes of updates on one H200.",
-        matrix_rate=1.5,
-        weight_decay=0.02,
-        batch_size=16,
-        queries=DRAWN,
-    ),
-    Variant(darcy.fno, "muon", 1e-2, NEEDS),
-    Variant(darcy.perceiver_io, "muon", 2e-3, momentum=0.975, queries=DRAWN),
-    Variant(darcy.transolver, "muon", 1e-3),
-    Variant(darcy.deeponet, "muon", 3e-3, queries=DRAWN),
+    Variant(darcy.fno, 1e-2, NEEDS),
+    Variant(darcy.perceiver_io, 2e-3, momentum=0.975, queries=DRAWN),
+    Variant(darcy.transolver, 1e-3),
+    Variant(darcy.deeponet, 3e-3, queries=DRAWN),
 )  # fmt: skip
 
 
@@ -178,7 +154,7 @@ def fast(variant: Variant) -> Recipe:
     training = replace(
         base.training,
         schedule=WarmupCosine(warmup=WARMUP, maximum=task.steps),
-        optimizer=variant.optimizer,
+        optimizer="muon",
         learning_rate=variant.learning_rate,
         matrix_rate=variant.matrix_rate,
         weight_decay=variant.weight_decay,
@@ -205,11 +181,8 @@ def minute_burgers() -> Recipe:
     Cost: 5,200 steps of 24 samples.
     """
     variant = Variant(
-        burgers.single_fst, "muon", 1e-3,
-        matrix_rate=2.0,
-        batch_size=24,
-        length_scales="spacing",
-    )  # fmt: skip
+        burgers.single_fst, 1e-3, matrix_rate=2.0, batch_size=24, length_scales="spacing"
+    )
     return _minute(variant, steps=5_200)
 
 
@@ -218,7 +191,7 @@ def minute_darcy() -> Recipe:
 
     Cost: 2,650 steps of 16 samples.
     """
-    return _minute(Variant(darcy.fst, "muon", 1e-3, batch_size=16, queries=DRAWN), steps=2_650)
+    return _minute(Variant(darcy.fst, 1e-3, batch_size=16, queries=DRAWN), steps=2_650)
 
 
 def _minute(variant: Variant, steps: int) -> Recipe:
@@ -233,13 +206,12 @@ def described(variant: Variant) -> Callable[[], Recipe]:
     """A function that returns the recipe, with the docstring that `fst recipes` shows."""
     recipe = fast(variant)
     task = TASKS[recipe.task]
-    optimizer = {"adam": "Adam", "adamw": "AdamW", "muon": "Muon"}[variant.optimizer]
 
     def make() -> Recipe:
         return fast(variant)
 
     lines = (
-        f"{task.title} with {recipe.model_name}: {optimizer}, exact symmetries, a cosine to zero.",
+        f"{task.title} with {recipe.model_name}: Muon, exact symmetries, a cosine to zero.",
         "",
         f"Cost: {task.steps:,} steps. {variant.note}".rstrip(),
         task.note,

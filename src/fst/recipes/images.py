@@ -16,7 +16,6 @@ from fst.baselines import CNNViTConfig, ViTConfig
 from fst.data import ImageData
 from fst.data.image_data import CLASSES
 from fst.evaluation.classification import ClassificationSettings
-from fst.recipes import paper
 from fst.recipes.own import CPU_MINUTES, Choice, Size, small
 from fst.recipes.recipe import Recipe, short_name
 from fst.training.schedules import Stage, Stages, WarmupCosine
@@ -73,19 +72,20 @@ TRAINING = TrainingSettings(
 
 def _imagenet(
     paper_name: str,
-    model: ImageClassifierConfig | ViTConfig,
+    kind: type[ImageClassifierConfig | ViTConfig],
     schedule: Stages,
     parameters: int,
+    accuracies: tuple[float, float],
     *,
     accumulate: int = 1,
     predictor_learning_rate: float | None = None,
 ) -> Recipe:
-    errors = paper.imagenet_errors(paper_name)
+    errors = tuple(round(1 - accuracy, 6) for accuracy in accuracies)
     return Recipe(
         name=f"imagenet/{short_name(paper_name)}",
         task="imagenet",
         model_name=paper_name,
-        model=model,
+        model=kind(class_names=THOUSAND),
         data=ImageData(),
         data_folder="imagenet",
         training=replace(
@@ -114,9 +114,15 @@ def imagenet_fst() -> Recipe:
     files.
     Paper: 69.530 % top-1 and 89.042 % top-5 on the validation images.
     """
-    model = ImageClassifierConfig(class_names=THOUSAND)
-    rate = 1e-5  # one hundredth of the main rate
-    return _imagenet("FST", model, FALLING, 2_959_929, accumulate=4, predictor_learning_rate=rate)
+    return _imagenet(
+        "FST",
+        ImageClassifierConfig,
+        FALLING,
+        2_959_929,
+        (0.69530, 0.89042),
+        accumulate=4,
+        predictor_learning_rate=1e-5,  # one hundredth of the main rate
+    )
 
 
 def imagenet_vit() -> Recipe:
@@ -126,7 +132,7 @@ def imagenet_vit() -> Recipe:
     Needs: function-space-transformer[vision].
     Paper: 67.804 % top-1 and 88.126 % top-5 on the validation images.
     """
-    return _imagenet("ViT", ViTConfig(class_names=THOUSAND), FALLING, 3_095_614)
+    return _imagenet("ViT", ViTConfig, FALLING, 3_095_614, (0.67804, 0.88126))
 
 
 def imagenet_cnn_vit() -> Recipe:
@@ -136,18 +142,20 @@ def imagenet_cnn_vit() -> Recipe:
     Needs: function-space-transformer[vision].
     Paper: 61.052 % top-1 and 83.478 % top-5 on the validation images.
     """
-    model = CNNViTConfig(class_names=THOUSAND)
-    return _imagenet("CNN-ViT", model, DROPPING, 3_158_150, accumulate=2)
+    accuracies = 0.61052, 0.83478
+    return _imagenet("CNN-ViT", CNNViTConfig, DROPPING, 3_158_150, accuracies, accumulate=2)
 
 
 def _own(
-    paper_name: str, model: ImageClassifierConfig | ViTConfig, predictor_rate: float | None = None
+    paper_name: str,
+    kind: type[ImageClassifierConfig | ViTConfig],
+    predictor_rate: float | None = None,
 ) -> Recipe:
     return Recipe(
         name=f"own/images-{short_name(paper_name)}",
         task=OWN,
         model_name=paper_name,
-        model=model,
+        model=kind(class_names=CLASSES, image_size=SIZE, patch_size=PATCH),
         data=ImageData(image_size=SIZE, resize=RESIZE, held_out=None),
         data_folder="",
         training=replace(
@@ -163,18 +171,17 @@ def _own(
 
 def own_fst() -> Recipe:
     """FST on images of your own, in class folders or tar files."""
-    model = ImageClassifierConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH)
-    return _own("FST", model, predictor_rate=1e-5)
+    return _own("FST", ImageClassifierConfig, predictor_rate=1e-5)
 
 
 def own_vit() -> Recipe:
     """A plain vision transformer on images of your own."""
-    return _own("ViT", ViTConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH))
+    return _own("ViT", ViTConfig)
 
 
 def own_cnn_vit() -> Recipe:
     """The vision transformer behind FST's patch encoder, on images of your own."""
-    return _own("CNN-ViT", CNNViTConfig(class_names=CLASSES, image_size=SIZE, patch_size=PATCH))
+    return _own("CNN-ViT", CNNViTConfig)
 
 
 def choose(recipe: Recipe, path: Path, device: torch.device, size: Size | None = None) -> Choice:
