@@ -176,7 +176,6 @@ def calibrate(
     """
     accelerator = build_accelerator(settings, training.samples.device)
     trainer = Trainer(model, training.samples, validation.samples, settings, accelerator)
-    on_gpu = trainer.device.type == "cuda"
 
     def update(count: int) -> float:
         """Make updates; their seconds, the same on all processes, which must make as many."""
@@ -189,8 +188,6 @@ def calibrate(
         return float(accelerator.reduce(passed, "mean"))
 
     try:
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(trainer.device)
         untimed = 0.0
         for number in range(MOST_UNTIMED):
             if number < FEWEST_UNTIMED or untimed < UNTIMED_SECONDS:
@@ -201,7 +198,7 @@ def calibrate(
             updates += count
             # As many as should fill the time, but no more than losses are kept for.
             count = min(math.ceil((seconds - passed) * updates / passed), settings.log_every)
-        memory = torch.cuda.max_memory_allocated(trainer.device) / 2**30 if on_gpu else None
+        memory = trainer.peak_memory_gib
         watch, validating = Stopwatch(), 0.0
         if validate:
             trainer.validate()

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,16 +43,6 @@ class Stopwatch:
         now = time.monotonic()
         passed, self._start = now - self._start, now
         return passed
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The numbers shown."""
-
-    step: int
-    loss: float
-    learning_rate: float
-    steps_per_second: float
 
 
 class MetricsLog:
@@ -151,61 +140,56 @@ def _wandb(folder: RunFolder) -> Any:
         return wandb.init(project="fst", dir=str(folder.path), config=folder.recipe, **goes_on)
 
 
-class _TwoLines(LiveProgress):
-    """The bar above its numbers: together they are too wide for most terminals."""
+class Progress(LiveProgress):
+    """Shows how far training is; `last_step` is the most steps the schedule allows.
+
+    The bar stands above its numbers: together they are too wide for most terminals.
+    """
+
+    def __init__(self, console: Console, step: int, last_step: int) -> None:
+        columns = (TextColumn("step"), BarColumn(), MofNCompleteColumn())
+        hidden = not console.is_terminal
+        # Twice a second is enough to look at, and leaves a small machine to its training.
+        super().__init__(*columns, console=console, refresh_per_second=2, disable=hidden)
+        self._bar = self.add_task("", total=last_step, completed=step, text="")
+        self._last_step, self._said = last_step, time.monotonic()
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
         for task in self.tasks:
             yield Text(task.fields["text"], no_wrap=True, overflow="ellipsis")
 
-
-class Progress:
-    """Shows readings; `last_step` is the most steps the schedule allows."""
-
-    def __init__(self, console: Console, step: int, last_step: int) -> None:
-        self.console, self.last_step = console, last_step
-        self._said = time.monotonic()
-        self._live: LiveProgress | None = None
-        if console.is_terminal:
-            columns = (TextColumn("step"), BarColumn(), MofNCompleteColumn())
-            # Twice a second is enough to look at, and leaves a small machine to its training.
-            self._live = _TwoLines(*columns, console=console, refresh_per_second=2)
-            self._task = self._live.add_task("", total=last_step, completed=step, text="")
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def show(self, reading: Reading, validation: dict[str, float], *, now: bool = False) -> None:
+    def show(
+        self,
+        step: int,
+        reading: dict[str, float],
+        validation: dict[str, float],
+        *,
+        now: bool = False,
+    ) -> None:
         """Update the live line, or print a plain one if `now` or if the last is long ago."""
-        text = self._text(reading, validation)
-        if self._live is not None:
-            self._live.update(self._task, completed=reading.step, text=text)
+        text = self._text(step, reading, validation)
+        if not self.disable:
+            self.update(self._bar, completed=step, text=text)
         elif now or time.monotonic() - self._said >= QUIET:
             self._said = time.monotonic()
-            self.say(f"step {reading.step:,} of {self.last_step:,}: {text}")
+            self.say(f"step {step:,} of {self._last_step:,}: {text}")
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _text(self, reading: Reading, validation: dict[str, float]) -> str:
-        parts = [f"loss {reading.loss:.3e}"]
+    def _text(self, step: int, reading: dict[str, float], validation: dict[str, float]) -> str:
+        parts = [f"loss {reading['loss']:.3e}"]
         if validation:
             # The first is what the loss measures; what others measure is said.
             (_, first), *others = validation.items()
             parts.append(f"validation {first:.5f}")
             parts += [f"{in_words(name)} {error:.5f}" for name, error in others]
-        parts.append(f"rate {reading.learning_rate:.1e}")
-        parts.append(f"{reading.steps_per_second:.1f} steps/s")
-        if reading.steps_per_second > 0:
+        rate = reading["steps_per_second"]
+        parts += [f"rate {reading['learning_rate']:.1e}", f"{rate:.1f} steps/s"]
+        if rate > 0:
             # Most schedules may stop earlier, so this is the longest it can take.
-            seconds = (self.last_step - reading.step) / reading.steps_per_second
+            seconds = (self._last_step - step) / rate
             parts.append(f"at most {duration(seconds)} left")
         return ", ".join(parts)
 
@@ -217,42 +201,28 @@ class Log:
         self.trainer, self.metrics, self.progress = trainer, metrics, progress
         self._logged_step = trainer.state.step
         self._logged_seconds = trainer.state.training_seconds
-        self.reading = Reading(self._logged_step, float("nan"), 0.0, 0.0)
 
-    def read(self) -> None:
-        """Take up the losses read since the last log line."""
+    def read(self, *, write: bool) -> dict[str, float]:
+        """Means over the steps since the last log line; `write` makes a line of them."""
         state = self.trainer.state
-        if not state.pending:
-            return
+        loss, norm = (sum(each) / len(each) for each in zip(*state.pending, strict=True))
         seconds = state.training_seconds - self._logged_seconds
-        self.reading = Reading(
-            step=state.step,
-            loss=self._mean(0),
-            learning_rate=self.trainer.optimizer.param_groups[0]["lr"],
-            steps_per_second=(state.step - self._logged_step) / max(seconds, 1e-9),
-        )
-
-    def log(self) -> None:
-        """Write the means over the steps since the last log line, and begin anew."""
-        reading, state = self.reading, self.trainer.state
-        if self.metrics is not None:
-            values = {
-                "loss": reading.loss,
-                "gradient_norm": self._mean(1),
-                "learning_rate": reading.learning_rate,
-                "steps_per_second": reading.steps_per_second,
-                "seconds": state.training_seconds + state.other_seconds,
-            }
-            self.metrics.add("training", state.step, values)
-        state.pending.clear()
-        self._logged_step, self._logged_seconds = state.step, state.training_seconds
+        reading = {
+            "loss": loss,
+            "gradient_norm": norm,
+            "learning_rate": self.trainer.optimizer.param_groups[0]["lr"],
+            "steps_per_second": (state.step - self._logged_step) / max(seconds, 1e-9),
+            "seconds": state.training_seconds + state.other_seconds,
+        }
+        if write:
+            if self.metrics is not None:
+                self.metrics.add("training", state.step, reading)
+            state.pending.clear()
+            self._logged_step, self._logged_seconds = state.step, state.training_seconds
+        return reading
 
     def validated(self) -> None:
         state = self.trainer.state
         if self.metrics is not None and state.best is not None:
             (step, error), (_, best) = state.history[-1], state.best
             self.metrics.add("validation", step, {"error": error, "best": best} | state.errors)
-
-    def _mean(self, column: int) -> float:
-        pending = self.trainer.state.pending
-        return sum(pair[column] for pair in pending) / len(pending)

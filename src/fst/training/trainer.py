@@ -217,6 +217,14 @@ class Trainer:
         self._compiling_steps = COMPILING_STEPS if compiles(settings, self.device) else 0
         self._unread = 0
         self._table = torch.zeros(settings.log_every, 2, device=self.device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    @property
+    def peak_memory_gib(self) -> float | None:
+        """Most memory allocated on the GPU since this trainer was made; None on a CPU."""
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.max_memory_allocated(self.device) / 2**30 if on_gpu else None
 
     @property
     def selected(self) -> Model:
@@ -243,7 +251,11 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = group["base"] * factor
         draws = self._draw(self.points)  # one for the step, however many parts it has
-        losses = [self._backward(batch, draws) for batch in self.batches.at(step)]
+        losses = []
+        for batch in self.batches.at(step):
+            loss: Tensor = self.loss(batch, draws) / settings.batch_size
+            loss.backward()
+            losses.append(loss.detach())
         limit = math.inf if settings.clip is None else settings.clip
         norm = self.optimizer.clip_and_step(limit, self.exchange)
         self.optimizer.zero_grad(set_to_none=settings.accumulate == 1)
@@ -251,11 +263,6 @@ class Trainer:
             self.average.update(step)
         torch.stack((torch.stack(losses).sum(), norm), out=self._table[self._unread])
         self._unread += 1
-
-    def _backward(self, batch: Any, draws: Draws) -> Tensor:
-        loss: Tensor = self.loss(batch, draws) / self.settings.batch_size
-        loss.backward()
-        return loss.detach()
 
     def read(self) -> None:
         """Bring the losses since the last reading to the host; raise if one is not finite.
