@@ -141,9 +141,7 @@ def trivial_rows(rows: Sequence[Row], facts: TrainingFacts) -> list[Row]:
 def point_draws(model: Classifier, settings: ClassificationSettings) -> PointDraws | None:
     """The evaluation points of a test: one draw for every batch."""
     stream = model.point_stream(settings.anchor_seed, settings.sobol_seed)
-    if stream is None:
-        return None
-    return stream.draw().to(next(model.parameters()).device, torch.float32)
+    return None if stream is None else stream.draw()
 
 
 def images_of(test: TestSplit[Rows]) -> LabelledRows:

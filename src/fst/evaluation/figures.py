@@ -113,24 +113,14 @@ class Plane:
         return np.flatnonzero(np.abs(along - self.middle) <= half)
 
     def frame(self, panel: Axes) -> None:
-        panel.set_xlim(self.low[0], self.high[0])
-        panel.set_ylim(self.low[1], self.high[1])
+        """Limits, ticks and names of the axes; `label_outer` takes names from inner panels."""
+        across, up = (str(self.fields.axis_labels[axis]) for axis in self.shown)
+        panel.set(xlabel=across, ylabel=textwrap.fill(up, LABEL, break_long_words=False))
+        panel.set(xlim=(self.low[0], self.high[0]), ylim=(self.low[1], self.high[1]))
         panel.xaxis.set_major_locator(MaxNLocator(4))
         panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         panel.set_aspect("equal" if self.equal else "auto")
         panel.spines[["top", "right"]].set_visible(True)
-
-    def name(self, axes: Array) -> None:
-        """Names of the axes at the left and at the bottom only."""
-        across, up = (str(self.fields.axis_labels[axis]) for axis in self.shown)
-        for panel in axes[:, 0]:
-            panel.set_ylabel(textwrap.fill(up, LABEL, break_long_words=False))
-        for panel in axes[-1]:
-            panel.set_xlabel(across)
-        for panel in axes[:, 1:].flat:
-            panel.tick_params(labelleft=False)
-        for panel in axes[:-1].flat:
-            panel.tick_params(labelbottom=False)
 
 
 def value_scale(values: Float[Array, "..."], *, other: bool = False) -> tuple[str, Normalize]:
@@ -284,7 +274,7 @@ def solutions(
         titles[0] = f"{fields.title(sample)}\n{titles[0]}"
         for panel, title in zip(line, titles, strict=True):
             panel.set_title(title)
-    plane.name(axes)
+            panel.label_outer()
     return figure
 
 
@@ -390,7 +380,8 @@ def anchors(fields: Fields, samples: Chosen = None) -> Figure:
         reach = fields.length_scales[sample][inside][:, plane.shown]
         draw_ellipses(bottom, centers, reach, sizes[sample][inside], scale)
         plane.frame(bottom)
-    plane.name(axes)
+        for panel in (top, bottom):
+            panel.label_outer()
     label = "√(ℓ₁ℓ₂) in the unit square" if fields.axes == 2 else "mean length scale (unit box)"
     name, bar = str(fields.target_labels[0]), ScalarMappable(scale, "viridis")
     color_bar(drawn, list(axes[0]), name, height, pad=0.01, extend="both")
@@ -423,11 +414,11 @@ def dense_field(fields: Fields, sample: int) -> tuple[Float[Array, "p s"], Float
 
 
 def binned(fields: Fields, keep: Sequence[int], channel: int) -> tuple[Array, Array, Array]:
-    """Sums over all other axes of squared errors, squared targets and points."""
-    shape = tuple(fields.bins.tolist())
+    """Squared errors, squared targets and points along one or two axes, summed over the others."""
     others = tuple(axis for axis in range(fields.axes) if axis not in keep)
     parts = (fields.squared_error[:, channel], fields.squared_target[:, channel], fields.counts)
-    error, target, count = (each.reshape(shape).sum(axis=others) for each in parts)
+    sums = (each.reshape(fields.bins).sum(axis=others) for each in parts)
+    error, target, count = (each.transpose(np.argsort(keep)) for each in sums)
     return error, target, count
 
 
@@ -443,28 +434,24 @@ def over_domain(fields: Fields) -> Figure | None:
     lines = -(-len(channels) * len(planes) // columns)
     height = min(planes[0].aspect * 0.75 * width / columns + 0.5, 3.6) if fields.axes > 1 else 2.4
     figure, axes = new_figure(lines, columns, width=width, row_height=height)
-    _blank(axes)
     pairs = [(channel, plane) for channel in channels for plane in planes]
+    _blank(axes.flat[len(pairs) :])
     for panel, (channel, plane) in zip(axes.flat, pairs, strict=False):
-        panel.set_axis_on()
         label = str(fields.target_labels[channel])
         error, _, count = binned(fields, plane.shown, channel)
         with np.errstate(invalid="ignore", divide="ignore"):
             rms = np.sqrt(error / count)
         edges = [
             np.linspace(fields.low[axis], fields.high[axis], fields.bins[axis] + 1)
-            for axis in sorted(plane.shown)
+            for axis in plane.shown
         ]
         if fields.axes == 1:
             panel.stairs(rms, edges[0], color="black")
             panel.set(xlabel=str(fields.axis_labels[0]), ylabel=f"RMS error, {label}")
             continue
-        if plane.shown != sorted(plane.shown):
-            rms, edges = rms.T, edges[::-1]
         table = np.ma.masked_invalid(rms.T)
         drawn = panel.pcolormesh(*edges, table, cmap=ERROR, norm=Normalize(0, table.max()))
         plane.frame(panel)
-        plane.name(np.array([[panel]]))
         color_bar(drawn, [panel], f"RMS error, {label}", height - 0.5)
     return figure
 
@@ -684,7 +671,7 @@ def guesses(fields: ImageFields) -> Figure:
     lines, deep = -(-len(fields) // COLUMNS), 2 if fields.anchors.shape[1] else 1
     width, height = (9.8, 2.45) if deep == 2 else (9.2, 2.7)
     figure, axes = new_figure(deep * lines, COLUMNS, width=width, row_height=height)
-    _blank(axes)
+    _blank(axes[-deep:, (len(fields) - 1) % COLUMNS + 1 :].flat)
     for sample in range(len(fields)):
         panel = axes[deep * (sample // COLUMNS), sample % COLUMNS]
         panel.imshow(fields.pictures[sample], extent=(0, 1, 1, 0), interpolation="bilinear")
@@ -711,15 +698,14 @@ def _shortened(text: str) -> str:
     return text if len(text) <= LETTERS else text[: LETTERS - 1] + "…"
 
 
-def _blank(axes: Array) -> None:
+def _blank(panels: Iterable[Axes]) -> None:
     """No frames where there is nothing to show."""
-    for panel in axes.flat:
+    for panel in panels:
         panel.set_axis_off()
 
 
 def _frame_image(panel: Axes, fields: ImageFields) -> None:
     height, width = fields.pictures.shape[1:3]
-    panel.set_axis_on()
     panel.set(xlim=(0, 1), ylim=(1, 0), aspect=height / width, xticks=[], yticks=[])
     panel.spines[["top", "right"]].set_visible(True)
 
@@ -804,12 +790,10 @@ def _same_samples(runs: Sequence[tuple[str, Fields]]) -> list[list[tuple[str, Fi
     """Runs that were asked about the same solutions, together."""
     found: list[list[tuple[str, Fields]]] = []
     for run in runs:
-        for those in found:
-            if _same_solutions(those[0][1], run[1]):
-                those.append(run)
-                break
-        else:
-            found.append([run])
+        alike = (those for those in found if _same_solutions(those[0][1], run[1]))
+        if (those := next(alike, None)) is None:
+            found.append(those := [])
+        those.append(run)
     return found
 
 
