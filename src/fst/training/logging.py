@@ -22,9 +22,8 @@ from rich.text import Text
 from fst.io import file_errors, parse_json, write_atomically
 from fst.metrics import in_words
 from fst.terminal import duration
-from fst.training.errors import TrainingError
 from fst.training.run_folder import RunFolder
-from fst.training.settings import TrainingSettings
+from fst.training.settings import TrainingError, TrainingSettings
 from fst.training.trainer import Trainer
 
 # Seconds between plain lines, where every line stays in a log.
@@ -54,8 +53,20 @@ class MetricsLog:
             write_atomically(self.path, b"".join(_until(self.path, step)))
             self._file = self.path.open("ab")
         self._board = folder.path / "tensorboard"
-        self._tensorboard = _tensorboard(self._board, step) if settings.tensorboard else None
-        self._wandb = _wandb(folder) if settings.wandb else None
+        self._tensorboard = self._wandb = None
+        if settings.tensorboard:
+            # Imported here because it takes seconds, which not every run needs to spend.
+            from torch.utils.tensorboard import SummaryWriter
+
+            with file_errors(self._board):
+                self._tensorboard = SummaryWriter(str(self._board), purge_step=step + 1)
+        if settings.wandb:
+            # The folder's name identifies the run, so that a resumed one goes on in the same place.
+            goes_on = {"id": folder.path.resolve().name, "resume": "allow"}
+            with _wandb_errors() as wandb:
+                self._wandb = wandb.init(
+                    project="fst", dir=str(folder.path), config=folder.recipe, **goes_on
+                )
 
     def __enter__(self) -> Self:
         self._hook, threading.excepthook = threading.excepthook, self._report
@@ -102,14 +113,6 @@ def _until(path: Path, step: int) -> Iterator[bytes]:
                 yield line + b"\n"
 
 
-def _tensorboard(folder: Path, step: int) -> Any:
-    # Imported here because it takes seconds, which not every run needs to spend.
-    from torch.utils.tensorboard import SummaryWriter
-
-    with file_errors(folder):
-        return SummaryWriter(str(folder), purge_step=step + 1)
-
-
 def check_wandb(settings: TrainingSettings) -> None:
     """Raise where Weights & Biases is asked for but not to be had, before anything is written."""
     if settings.wandb:
@@ -131,13 +134,6 @@ def _wandb_errors() -> Iterator[Any]:
         yield wandb
     except wandb.Error as error:
         raise TrainingError(f"wandb is on, but Weights & Biases says: {error}") from None
-
-
-def _wandb(folder: RunFolder) -> Any:
-    with _wandb_errors() as wandb:
-        # The folder's name identifies the run, so that a resumed one goes on in the same place.
-        goes_on = {"id": folder.path.resolve().name, "resume": "allow"}
-        return wandb.init(project="fst", dir=str(folder.path), config=folder.recipe, **goes_on)
 
 
 class Progress(LiveProgress):

@@ -31,11 +31,10 @@ from fst.data.source import TrainingSplit, ValidationSplit
 from fst.io import FileError, file_errors, write_json
 from fst.terminal import Terminal
 from fst.training import checkpoint
-from fst.training.errors import CheckpointError, Interrupted, NonFiniteError, TrainingError
 from fst.training.logging import Log, MetricsLog, Progress, Stopwatch
 from fst.training.run_folder import RunFolder, held
-from fst.training.settings import TrainingSettings
-from fst.training.trainer import Trainer, compiles
+from fst.training.settings import TrainingError, TrainingSettings
+from fst.training.trainer import NonFiniteError, Trainer, compiles
 
 SUMMARY = "summary.json"
 Splits = tuple[TrainingSplit[Rows], ValidationSplit[Rows]]
@@ -43,6 +42,19 @@ Splits = tuple[TrainingSplit[Rows], ValidationSplit[Rows]]
 READ_EVERY = 1.0
 # Signals closer than this (seconds) are one: `timeout` sends its own twice, for example.
 TWICE_AT_ONCE = 1.0
+
+
+class Interrupted(Exception):  # noqa: N818  (not a fault: the run was saved and can go on)
+    """Ctrl-C or a termination signal: the step was finished and a checkpoint saved."""
+
+    def __init__(self, folder: Path, step: int, processes: int = 1) -> None:
+        # Several processes need what started them: fst train alone would go on with one.
+        launcher = f" (under the launcher that started these {processes} processes)"
+        super().__init__(
+            f"interrupted after step {step:,}; the run is saved. "
+            f"Resume with: fst train --resume {folder}{launcher if processes > 1 else ''}"
+        )
+        self.folder, self.step = folder, step
 
 
 @dataclass(frozen=True)
@@ -154,7 +166,7 @@ def resume(trainer: Trainer, folder: RunFolder, source: Path) -> None:
     trainer.restore(checkpoint.load(source))
     step = torch.tensor([trainer.state.step], device=trainer.device)
     if len(trainer.accelerator.gather(step).unique()) > 1:
-        raise CheckpointError(f"{source}: not every process found this checkpoint")
+        raise checkpoint.CheckpointError(f"{source}: not every process found this checkpoint")
     if trainer.accelerator.is_main_process:
         with file_errors(folder.checkpoints):
             checkpoint.clean(folder.checkpoints)

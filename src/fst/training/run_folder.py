@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 from fst.base import Model
 from fst.io import FileError, file_errors, parse_json, write_json
 from fst.training import checkpoint
-from fst.training.errors import CheckpointError, TrainingError
+from fst.training.settings import TrainingError
 from fst.version import __version__
 
 PACKAGES = ("torch", "numpy", "accelerate", "safetensors", "triton", "neuraloperator")
@@ -139,7 +139,9 @@ class RunFolder:
         name = next(reversed(found), None) if checkpoint_name is None else checkpoint_name
         if name is not None and name not in found:
             names = ", ".join(found) or "none"
-            raise CheckpointError(f"{path} has no checkpoint {name!r}; there are: {names}")
+            raise checkpoint.CheckpointError(
+                f"{path} has no checkpoint {name!r}; there are: {names}"
+            )
         return cls(path, recipe, None if name is None else found[name])
 
     @property

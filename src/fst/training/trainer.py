@@ -37,11 +37,10 @@ from fst.io import flat
 from fst.kernels import fuse
 from fst.precision import full_precision
 from fst.pretrained import check_shapes, from_json
-from fst.training.checkpoint import Checkpoint
-from fst.training.errors import CheckpointError, CompilationError, NonFiniteError, TrainingError
+from fst.training.checkpoint import Checkpoint, CheckpointError
 from fst.training.optimizer import Average, Exchange, build_optimizer
 from fst.training.schedules import History
-from fst.training.settings import Draws, Loss, Objective, TrainingSettings
+from fst.training.settings import Draws, Loss, Objective, TrainingError, TrainingSettings
 
 # Compiled code is compiled in the first step, and captured and replayed in the next two.
 COMPILING_STEPS = 3
@@ -50,6 +49,25 @@ OLDEST_CAPABILITY = (7, 0)
 
 # Streams of one seed: the order of samples by epoch, and the choices within a step.
 _ORDER, _CHOICES = 0, 1
+
+
+class NonFiniteError(TrainingError):
+    """A loss, gradient or validation error is NaN or infinite."""
+
+    def __init__(self, message: str, step: int, rows: list[int]) -> None:
+        super().__init__(message)
+        self.step, self.rows = step, rows
+
+
+class CompilationError(TrainingError):
+    """PyTorch's compiler failed on a training step."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"torch.compile failed ({reason}); to train without it: --training.compile False, or "
+            'for a run that is resumed "compile": false in its recipe.json'
+        )
+        self.reason = reason
 
 
 def check_batch_size(settings: TrainingSettings, processes: int) -> None:
