@@ -26,6 +26,7 @@ from fst.training.run_folder import RunFolder
 from fst.training.settings import TrainingError, TrainingSettings
 from fst.training.trainer import Trainer
 
+Numbers = dict[str, float]  # of one step, by name
 # Seconds between plain lines, where every line stays in a log.
 QUIET = 30.0
 
@@ -86,7 +87,7 @@ class MetricsLog:
         if self._wandb is not None:
             self._wandb.finish()
 
-    def add(self, kind: str, step: int, values: dict[str, float]) -> None:
+    def add(self, kind: str, step: int, values: Numbers) -> None:
         """Record numbers of one step; `kind` is "training" or "validation"."""
         self.folder.require_there()
         line = {"kind": kind, "step": step, **values}
@@ -155,14 +156,7 @@ class Progress(LiveProgress):
         for task in self.tasks:
             yield Text(task.fields["text"], no_wrap=True, overflow="ellipsis")
 
-    def show(
-        self,
-        step: int,
-        reading: dict[str, float],
-        validation: dict[str, float],
-        *,
-        now: bool = False,
-    ) -> None:
+    def show(self, step: int, reading: Numbers, validation: Numbers, *, now: bool = False) -> None:
         """Update the live line, or print a plain one if `now` or if the last is long ago."""
         text = self._text(step, reading, validation)
         if not self.disable:
@@ -174,7 +168,7 @@ class Progress(LiveProgress):
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _text(self, step: int, reading: dict[str, float], validation: dict[str, float]) -> str:
+    def _text(self, step: int, reading: Numbers, validation: Numbers) -> str:
         parts = [f"loss {reading['loss']:.3e}"]
         if validation:
             # The first is what the loss measures; what others measure is said.
@@ -198,7 +192,7 @@ class Log:
         self._logged_step = trainer.state.step
         self._logged_seconds = trainer.state.training_seconds
 
-    def read(self, *, write: bool) -> dict[str, float]:
+    def read(self, *, write: bool) -> Numbers:
         """Means over the steps since the last log line; `write` makes a line of them."""
         state = self.trainer.state
         loss, norm = (sum(each) / len(each) for each in zip(*state.pending, strict=True))

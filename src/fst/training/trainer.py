@@ -225,10 +225,9 @@ class Trainer:
             self.exchange = add_up
         self.average = None if settings.average is None else Average(model, settings.average)
         self.points = model.point_stream(settings.seed + 1, settings.seed + 2)
-        self.parameters = list(model.parameters())
         if settings.accumulate > 1:
             # Parts add up in tensors of our own: memory of a replayed CUDA graph is overwritten.
-            for parameter in self.parameters:
+            for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
         self.state = TrainState()
         self.best_weights: dict[str, Tensor] = {}
