@@ -322,8 +322,8 @@ def exit_code(error: Exception) -> int | None:
     if is_out_of_memory(error):
         reason = f"error: not enough memory for this ({one_line(error)[:200]})"
     elif not isinstance(error, ValueError):
-        from fst.training.errors import Interrupted, TrainingError
-        from fst.training.loop import end_processes
+        from fst.training.loop import Interrupted, end_processes
+        from fst.training.settings import TrainingError
 
         if isinstance(error, Interrupted):
             if os.environ.get("RANK", "0") == "0":  # one voice for all processes

@@ -12,7 +12,8 @@ from command_line import run
 from fst import __version__
 from fst.cli import COMMANDS, INTERRUPTED, USER_ERROR, main, search
 from fst.recipes.comparison import MORE_STEPS, RATES, STEPS
-from fst.training.errors import Interrupted, TrainingError
+from fst.training.loop import Interrupted
+from fst.training.settings import TrainingError
 from tiny import BURGERS, MODEL, TRAINING
 
 

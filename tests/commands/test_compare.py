@@ -30,8 +30,8 @@ from fst.recipes import find
 from fst.recipes.comparison import models_of
 from fst.training import budget as budget_module
 from fst.training.budget import Calibration, StepBudget
-from fst.training.errors import TrainingError
 from fst.training.run_folder import held
+from fst.training.settings import TrainingError
 
 TASK, MODELS = "burgers-single", ("fst", "deeponet")
 BUDGET = "20steps"

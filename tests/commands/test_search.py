@@ -21,7 +21,7 @@ from fst.evaluation.rows import read_curves
 from fst.recipes import RECIPES, find
 from fst.recipes.comparison import confirmation, trial
 from fst.recipes.own import choose
-from fst.training.errors import TrainingError
+from fst.training.settings import TrainingError
 
 RECIPE = "burgers-single/deeponet"
 RATES = (1e-4, 3e-3, 1e-2)

@@ -12,7 +12,7 @@ import fst
 from data_examples import DOMAIN, point_samples
 from fst.data import DataError, PointData, PointSample, from_grid, read_points, write_points
 from fst.data.point_samples import PointSamples
-from fst.training.errors import TrainingError
+from fst.training.settings import TrainingError
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 SMALL = {

@@ -255,11 +255,11 @@ def test_the_spread_of_errors_stands_beside_trivial_predictors():
 
 
 def test_colours_are_centred_on_zero_for_both_signs():
-    name, scale = figures.value_scale(np.array([[-1.0, 3.0]]))
+    name, scale = figures.value_scale(np.array([[-1.0, 3.0, -9.0]]), np.array([2]))
     assert (name, scale.vmin, scale.vmax) == (figures.SIGNED, -3, 3)
-    name, scale = figures.value_scale(np.array([[1.0, 3.0]]))
+    name, scale = figures.value_scale(np.array([[1.0, 3.0]]), np.array([2]))
     assert (name, scale.vmin, scale.vmax) == (figures.UNSIGNED, 1, 3)
-    name, scale = figures.value_scale(np.zeros((1, 2)))
+    name, scale = figures.value_scale(np.zeros((1, 2)), np.array([2]))
     assert scale.vmin < scale.vmax
 
 

@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fst.classifiers import Classifier
-from fst.data.image_samples import ImageBatch
-from fst.data.samples import Rows
+from fst.data.image_samples import ImageBatch, LabelledRows
 from fst.data.source import TrainingSplit, ValidationSplit
 from fst.evaluation_points import PointDraws, ResampledPoints
 from fst.training import RunFolder, Summary, TrainingSettings, train
@@ -65,10 +64,10 @@ class TinyClassifier(Classifier):
         }
 
 
-class StripeSamples(Rows):
+class StripeSamples(LabelledRows):
     """Noise around one random picture for each class; the augmentation changes the brightness."""
 
-    class_names = CLASSES
+    class_names, names, skipped = CLASSES, (), ()
 
     def __init__(self, images: Float[Tensor, "n 3 h w"], labels: Int[Tensor, " n"]) -> None:
         self.images, self.labels = images, labels

@@ -19,7 +19,7 @@ from fst.evaluation.classification import ClassificationSettings
 from fst.evaluation.protocol import EvaluationSettings
 from fst.recipes import find, images
 from fst.recipes.recipe import recipe_from_json
-from fst.training.errors import TrainingError
+from fst.training.settings import TrainingError
 from image_fakes import image_files, write_folder
 
 MODELS = ("fst", "vit", "cnn-vit")

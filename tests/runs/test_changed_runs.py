@@ -18,7 +18,7 @@ from fst.cli import USER_ERROR, main
 from fst.commands import train as train_command
 from fst.data import ImageData, Partition, PointData, write_points
 from fst.data.point_files import PointSample
-from fst.training.errors import TrainingError
+from fst.training.settings import TrainingError
 from image_examples import members, write_folder
 from tiny import TRAINING
 

@@ -14,8 +14,8 @@ from fst.training.budget import (
     parse_budget,
     spend,
 )
-from fst.training.errors import TrainingError
 from fst.training.schedules import Plateau, WarmupCosine
+from fst.training.settings import TrainingError
 from training_fakes import TinyConfig, TinyModel, WaveSamples, tiny_settings, tiny_train
 
 WRITTEN = {

@@ -7,9 +7,8 @@ from fst import cli
 from fst.recipes import RECIPES
 from fst.recipes.comparison import equal_terms
 from fst.training import trainer
-from fst.training.errors import CompilationError
 from fst.training.settings import TrainingSettings
-from fst.training.trainer import compiles, explained
+from fst.training.trainer import CompilationError, compiles, explained
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 OPEN = TrainingSettings()

@@ -186,7 +186,7 @@ def test_objective_model_and_data_must_be_of_one_kind() -> None:
         make_trainer(image_settings(objective=RelativeL2()))
     with pytest.raises(TrainingError, match="RelativeL2 needs data of kind Samples, got Stripe"):
         make_trainer(tiny_settings(), TinyModel(TinyConfig()))
-    with pytest.raises(TrainingError, match="CrossEntropy needs data of kind Labelled, got Wave"):
+    with pytest.raises(TrainingError, match="needs data of kind LabelledRows, got Wave"):
         make_trainer(image_settings(), None, waves, waves)
     with pytest.raises(TrainingError, match="model's 2 classes are not the 7 of the data"):
         make_trainer(image_settings(), TinyClassifier(TinyClassifierConfig(("a", "b"))))

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from fst.training import logging, run_folder
-from fst.training.logging import Progress, Reading
+from fst.training.logging import Progress
 
-READING = Reading(step=40, loss=0.0123, learning_rate=1e-3, steps_per_second=10.0)
+READING = {"loss": 0.0123, "learning_rate": 1e-3, "steps_per_second": 10.0}
 
 
 def console(*, terminal: bool, width: int = 140) -> Console:
@@ -26,7 +26,7 @@ def text(of: Console) -> str:
 def test_a_terminal_shows_a_live_line() -> None:
     screen = console(terminal=True)
     with Progress(screen, 0, 1_240) as shown:
-        shown.show(READING, {"relative_l2": 0.04185})
+        shown.show(40, READING, {"relative_l2": 0.04185})
     for part in ("40/1240", "loss 1.230e-02", "validation 0.04185", "rate 1.0e-03", "10.0 steps/s"):
         assert part in text(screen)
     assert "at most 0:02:00 left" in text(screen)
@@ -35,7 +35,7 @@ def test_a_terminal_shows_a_live_line() -> None:
 def test_a_narrow_terminal_shows_the_same_numbers() -> None:
     screen = console(terminal=True, width=80)
     with Progress(screen, 0, 1_240) as shown:
-        shown.show(READING, {"relative_l2": 0.04185})
+        shown.show(40, READING, {"relative_l2": 0.04185})
     for part in ("40/1240", "loss 1.230e-02", "validation 0.04185", "10.0 steps/s", "0:02:00"):
         assert part in text(screen)
 
@@ -44,11 +44,11 @@ def test_a_log_file_gets_sparse_plain_lines(monkeypatch: pytest.MonkeyPatch) -> 
     log, clock = console(terminal=False), iter([0.0, 10.0, 31.0, 31.0, 40.0, 41.0])
     monkeypatch.setattr(logging.time, "monotonic", lambda: next(clock))
     with Progress(log, 0, 1_240) as shown:
-        shown.show(READING, {})  # too soon
-        shown.show(READING, {})  # half a minute has passed
-        shown.show(READING, {})  # too soon again
+        shown.show(40, READING, {})  # too soon
+        shown.show(40, READING, {})  # half a minute has passed
+        shown.show(40, READING, {})  # too soon again
         errors = {"standardized_relative_l2": 0.5, "relative_l2": 0.25}
-        shown.show(READING, errors, now=True)  # a validation is always worth a line
+        shown.show(40, READING, errors, now=True)  # a validation is always worth a line
     lines = text(log).splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("step 40 of 1,240: loss 1.230e-02, rate")

@@ -38,8 +38,8 @@ from fst.recipes import find, fitted, own
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
 from fst.training.budget import Plan, make_plan, parse_budget, release, spend
-from fst.training.errors import TrainingError
 from fst.training.run_folder import held
+from fst.training.settings import TrainingError
 
 KIND, MODULE = "comparison", "fst.commands.compare"
 

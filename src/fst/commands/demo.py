@@ -18,7 +18,7 @@ from fst.evaluation.rows import Origin
 from fst.operators import Operator
 from fst.recipes import find
 from fst.terminal import Terminal
-from fst.training.errors import TrainingError
+from fst.training.settings import TrainingError
 
 RECIPE = "demo/burgers"
 SHIPPED, VISCOSITY = "burgers-single", 0.01

@@ -29,8 +29,8 @@ from fst.pretrained import WEIGHTS, PretrainedError, shipped
 from fst.recipes.comparison import comparable
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal
-from fst.training.errors import TrainingError
 from fst.training.run_folder import held
+from fst.training.settings import TrainingError
 
 
 def evaluate(

@@ -33,10 +33,10 @@ from fst.io import FileError, differences, file_errors, read_json, write_json, w
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal, printable, speak_plainly
 from fst.training import checkpoint
-from fst.training.budget import release
-from fst.training.errors import Interrupted, TrainingError, first_line
-from fst.training.loop import Interruption
+from fst.training.budget import first_line, release
+from fst.training.loop import Interrupted, Interruption
 from fst.training.run_folder import LOCK, held
+from fst.training.settings import TrainingError
 
 FAILED, INTERRUPTED = 1, 130
 SETTINGS, DATA = "settings.json", "data.json"

@@ -19,8 +19,8 @@ from fst.recipes import CHOOSE, find, own
 from fst.recipes.comparison import seed_of
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.training.budget import spend
-from fst.training.errors import TrainingError
 from fst.training.run_folder import RunFolder
+from fst.training.settings import TrainingError
 
 
 @dataclass(frozen=True)

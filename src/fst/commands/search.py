@@ -27,9 +27,10 @@ from fst.recipes import find, fitted
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
 from fst.training import checkpoint
-from fst.training.errors import NonFiniteError, TrainingError
 from fst.training.run_folder import RunFolder, held
 from fst.training.schedules import mean_error
+from fst.training.settings import TrainingError
+from fst.training.trainer import NonFiniteError
 
 KIND = "search"
 

@@ -22,12 +22,11 @@ from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal, duration
 from fst.training.budget import FEWEST_STEPS, Plan, StepBudget, fit_to_time, make_plan
 from fst.training.checkpoint import load as load_checkpoint
-from fst.training.errors import TrainingError
 from fst.training.logging import check_wandb
 from fst.training.loop import Splits, Summary
 from fst.training.loop import train as run_training
 from fst.training.run_folder import RunFolder, held
-from fst.training.settings import TrainingSettings
+from fst.training.settings import TrainingError, TrainingSettings
 from fst.training.trainer import check_batch_size
 from fst.types import parse_device
 

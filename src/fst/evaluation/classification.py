@@ -28,7 +28,7 @@ from fst.evaluation.rows import ACCURACIES, EvaluationError, Origin, Row, Scores
 from fst.evaluation.trivial import TrainingFacts
 from fst.evaluation_points import PointDraws
 from fst.metrics import top_errors
-from fst.terminal import progress_bar
+from fst.terminal import printable, progress_bar
 from fst.types import check_fields
 from fst.vision import ImageClassifier
 
@@ -112,7 +112,7 @@ def measure(
     parts = []
     with measuring(model), progress_bar(console) as progress:
         rows = torch.arange(len(samples)).split(settings.batch_size)
-        batches, description = samples.in_order(rows), f"testing {label}".strip()
+        batches, description = samples.in_order(rows), printable(f"testing {label}".strip())
         for batch in progress.track(batches, total=len(rows), description=description):
             scores = model(batch.images.to(device, non_blocking=True), draws)
             parts.append(top_errors(scores, batch.labels.to(device)).cpu())
@@ -141,9 +141,7 @@ def trivial_rows(rows: Sequence[Row], facts: TrainingFacts) -> list[Row]:
 def point_draws(model: Classifier, settings: ClassificationSettings) -> PointDraws | None:
     """The evaluation points of a test: one draw for every batch."""
     stream = model.point_stream(settings.anchor_seed, settings.sobol_seed)
-    if stream is None:
-        return None
-    return stream.draw().to(next(model.parameters()).device, torch.float32)
+    return None if stream is None else stream.draw()
 
 
 def images_of(test: TestSplit[Rows]) -> LabelledRows:

@@ -6,6 +6,7 @@ without unpickling anything.
 """
 
 import io
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -167,19 +168,9 @@ def save_fields(path: Path, saved: SavedFields) -> None:
 def read_fields(path: Path) -> SavedFields:
     """The fields of a file, each array of the kind and shape that its annotation says."""
     with reading(path, "saved fields (.npz)"), np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
-        kind: type[SavedFields] = ImageFields if "pictures" in arrays else Fields
-        arrays = {each.name: arrays[each.name] for each in fields(kind)}
-    _check_arrays(path, kind, arrays)
-    found = kind(**arrays)
-    with blame(path):
-        found.check()
-    return found
-
-
-def _check_arrays(path: Path, kind: Any, arrays: dict[str, Array]) -> None:
-    """Letters in the annotations stand for one size in all arrays."""
-    with jaxtyped("context"):
+        kind: type[SavedFields] = ImageFields if "pictures" in file else Fields
+        arrays = {each.name: file[each.name] for each in fields(kind)}
+    with jaxtyped("context"):  # a letter in the annotations stands for one size in all arrays
         for each in fields(kind):
             array = arrays[each.name]
             expected: Any = each.type
@@ -192,6 +183,10 @@ def _check_arrays(path: Path, kind: Any, arrays: dict[str, Array]) -> None:
             largest = LARGEST.get(each.name, 1e30)
             if array.dtype.kind == "f" and not (np.abs(array) <= largest).all():
                 raise DataError(f"{path}: {each.name} must be finite and at most {largest:g}")
+    found = kind(**arrays)
+    with blame(path):
+        found.check()
+    return found
 
 
 def empty_parts(samples: int, axes: int, targets: int, values: int = 1) -> dict[str, Array]:
@@ -246,12 +241,9 @@ def thinned(points: Float[Array, "p s"]) -> Int[Array, " k"]:
 
 def choose_rows(groups: Sequence[str] | None, total: int, count: int) -> list[int]:
     """The first sample of each group in turn, then the second of each: decided without a model."""
-    if groups is None:
-        return list(range(min(count, total)))
-    seen: dict[str, int] = {}
-    turns = []
-    for row, group in enumerate(groups):
-        seen[group] = seen.get(group, 0) + 1
+    turns, seen = [], Counter[str]()
+    for row, group in enumerate([""] * total if groups is None else groups):
+        seen[group] += 1
         turns.append((seen[group], row))
     return sorted(row for _, row in sorted(turns)[:count])
 

@@ -28,7 +28,6 @@ from fst.evaluation.rows import Curves, Metric, Row
 from fst.evaluation.tables import by_model
 from fst.evaluation.tables import full_grid as last_grid
 
-Chosen = Sequence[int] | None  # samples; None: all
 InPlane = Float[Array, "m 2"]
 STYLE: dict[Any, Any] = {
     "font.size": 9.0,
@@ -84,57 +83,55 @@ def _unit(label: str) -> str:
 
 
 class Plane:
-    """The two axes that are drawn of one, two or three, and the points that lie in the picture."""
+    """The axes that are drawn of one, two or three, and the points that lie in the picture.
 
-    def __init__(self, fields: Fields, normal: int | None = None) -> None:
-        shown = [axis for axis in range(fields.axes) if axis != normal]
+    Of three axes a picture shows a slice: `normal` is the one that it does not show.
+    """
+
+    def __init__(self, fields: Fields, normal: int = 0) -> None:
+        self.normal = normal if fields.axes == 3 else None
+        shown = [axis for axis in range(fields.axes) if axis != self.normal]
         names = fields.axis_names
         if len(shown) == 2 and UPWARDS.get(names[shown[0]], 0) > UPWARDS.get(names[shown[1]], 0):
             shown = shown[::-1]
-        self.fields, self.shown, self.normal = fields, shown, normal
+        self.fields, self.shown = fields, shown
         self.low, self.high = fields.low[shown], fields.high[shown]
         units = [_unit(str(fields.axis_labels[axis])) for axis in shown]
         time = fields.time_axis() in shown
         self.equal = len(shown) == 2 and not time and units[0] == units[1]
         width, height = (self.high - self.low).tolist() if len(shown) == 2 else (1.0, 1.0)
         self.aspect = min(max(height / width, 0.25), 2.0) if self.equal else 0.8
-        self.middle = None if normal is None else (fields.low[normal] + fields.high[normal]) / 2
 
     def inside(self, points: Float[Array, "p s"]) -> Int[Array, " k"]:
         """Which points lie in the picture: on three axes those in a slice around the middle."""
-        if self.normal is None or self.middle is None:
+        if self.normal is None:
             return np.arange(len(points))
-        along = points[:, self.normal]
-        grid = full_grid(points)
+        low, high = self.fields.low[self.normal], self.fields.high[self.normal]
+        along, middle, grid = points[:, self.normal], (low + high) / 2, full_grid(points)
         if grid is not None:
             axis = grid[0][self.normal]
-            return np.flatnonzero(along == axis[np.abs(axis - self.middle).argmin()])
-        half = SLICE * (self.fields.high[self.normal] - self.fields.low[self.normal])
-        return np.flatnonzero(np.abs(along - self.middle) <= half)
+            return np.flatnonzero(along == axis[np.abs(axis - middle).argmin()])
+        return np.flatnonzero(np.abs(along - middle) <= SLICE * (high - low))
 
     def frame(self, panel: Axes) -> None:
-        panel.set_xlim(self.low[0], self.high[0])
-        panel.set_ylim(self.low[1], self.high[1])
+        """Limits, ticks and names of the axes; `label_outer` takes names from inner panels."""
+        across, up = (str(self.fields.axis_labels[axis]) for axis in self.shown)
+        panel.set(xlabel=across, ylabel=textwrap.fill(up, LABEL, break_long_words=False))
+        panel.set(xlim=(self.low[0], self.high[0]), ylim=(self.low[1], self.high[1]))
         panel.xaxis.set_major_locator(MaxNLocator(4))
         panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         panel.set_aspect("equal" if self.equal else "auto")
         panel.spines[["top", "right"]].set_visible(True)
 
-    def name(self, axes: Array) -> None:
-        """Names of the axes at the left and at the bottom only."""
-        across, up = (str(self.fields.axis_labels[axis]) for axis in self.shown)
-        for panel in axes[:, 0]:
-            panel.set_ylabel(textwrap.fill(up, LABEL, break_long_words=False))
-        for panel in axes[-1]:
-            panel.set_xlabel(across)
-        for panel in axes[:, 1:].flat:
-            panel.tick_params(labelleft=False)
-        for panel in axes[:-1].flat:
-            panel.tick_params(labelbottom=False)
 
+def value_scale(
+    values: Float[Array, "n p"], counts: Int[Array, " n"], *, other: bool = False
+) -> tuple[str, Normalize]:
+    """The colours of one quantity, which all samples share; `counts` leaves out the padding.
 
-def value_scale(values: Float[Array, "..."], *, other: bool = False) -> tuple[str, Normalize]:
-    """Colours centred on zero for fields of both signs, and plain ones for the rest."""
+    They are centred on zero for fields of both signs, and plain for the rest.
+    """
+    values = np.concatenate([row[:count] for row, count in zip(values, counts, strict=True)])
     low, high = float(values.min()), float(values.max())
     if low < 0 < high:
         most = max(-low, high)
@@ -143,17 +140,9 @@ def value_scale(values: Float[Array, "..."], *, other: bool = False) -> tuple[st
     return name, Normalize(low, high if high > low else low + 1)
 
 
-def quantity_scale(
-    values: Float[Array, "n p"], counts: Int[Array, " n"], *, other: bool = False
-) -> tuple[str, Normalize]:
-    """The colours of one quantity, which all samples share; `counts` leaves out the padding."""
-    real = [row[:count] for row, count in zip(values, counts, strict=True)]
-    return value_scale(np.concatenate(real), other=other)
-
-
-def beyond(values: Float[Array, "..."], scale: Normalize) -> str:
+def beyond(values: Float[Array, " p"], scale: Normalize) -> str:
     """At which ends of a colour bar some values lie beyond its colours (`extend=`)."""
-    below, above = bool(np.min(values) < scale.vmin), bool(np.max(values) > scale.vmax)
+    below, above = bool((values < scale.vmin).any()), bool((values > scale.vmax).any())
     return {(0, 0): "neither", (1, 0): "min", (0, 1): "max", (1, 1): "both"}[below, above]
 
 
@@ -243,21 +232,18 @@ def draw_anchors(panel: Axes, centers: InPlane, size: float = 4.0) -> None:
 
 @matplotlib.rc_context(STYLE)
 def solutions(
-    fields: Fields, samples: Chosen = None, channel: int = 0, normal: int | None = None
+    fields: Fields, samples: Sequence[int] = (), channel: int = 0, normal: int = 0
 ) -> Figure:
-    """Observations, if any, reference, prediction and absolute error, one sample a row."""
-    samples = range(len(fields)) if samples is None else samples
-    if fields.axes == 3 and normal is None:
-        normal = 0
+    """Observations, if any, reference, prediction and absolute error: a row for each sample."""
+    samples = samples or range(len(fields))
     plane = Plane(fields, normal)
     label, given = str(fields.target_labels[channel]), fields.value_labels.tolist()
     observed = given.index(label) if label in given else channel if channel < len(given) else 0
     seen = bool(fields.observed.max())
     columns = 4 if seen else 3
-    colors, scale = quantity_scale(fields.truth[..., channel], fields.queried)
-    look = colors, scale
+    colors, scale = look = value_scale(fields.truth[..., channel], fields.queried)
     if seen and given[observed] != label:
-        look = quantity_scale(fields.values[..., observed], fields.observed, other=True)
+        look = value_scale(fields.values[..., observed], fields.observed, other=True)
     height = plane.aspect * 0.7 * WIDTH / columns
     figure, axes = new_figure(len(samples), columns, width=WIDTH, row_height=height + 0.7)
     for line, sample in zip(axes, samples, strict=True):
@@ -276,22 +262,22 @@ def solutions(
             titles.insert(0, "observations")
         draw_points(left, plane, points, truth, colors, scale, cells)
         drawn = draw_points(middle, plane, points, prediction, colors, scale, cells)
-        ends = beyond(prediction[inside], scale) if len(inside) else "neither"
+        ends = beyond(prediction[inside], scale)
         color_bar(drawn, [left, middle], label, height, pad=0.02, extend=ends)
-        least = Normalize(0, max(error[inside].max() if len(inside) else 0, 1e-12))
+        least = Normalize(0, error[inside].max(initial=1e-12))
         drawn = draw_points(right, plane, points, error, ERROR, least, cells)
         color_bar(drawn, [right], f"|error|, {label}", height)
         titles[0] = f"{fields.title(sample)}\n{titles[0]}"
         for panel, title in zip(line, titles, strict=True):
             panel.set_title(title)
-    plane.name(axes)
+            panel.label_outer()
     return figure
 
 
 @matplotlib.rc_context(STYLE)
-def curves(fields: Fields, samples: Chosen = None, channel: int = 0) -> Figure:
+def curves(fields: Fields, samples: Sequence[int] = (), channel: int = 0) -> Figure:
     """On one axis: observations, reference and prediction together, and absolute error."""
-    samples = range(len(fields)) if samples is None else samples
+    samples = samples or range(len(fields))
     figure, axes = new_figure(len(samples), 2, width=WIDTH, row_height=2.1)
     label, limits = str(fields.target_labels[channel]), (fields.low[0], fields.high[0])
     for sample, (left, right) in zip(samples, axes, strict=True):
@@ -366,10 +352,10 @@ def profiles(runs: Sequence[tuple[str, Fields]], most: int = 4) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def anchors(fields: Fields, samples: Chosen = None) -> Figure:
+def anchors(fields: Fields, samples: Sequence[int] = ()) -> Figure:
     """Anchors over the dense field (top) and their decoding length scales (bottom)."""
-    samples = range(min(4, len(fields))) if samples is None else samples
-    plane = Plane(fields, 0 if fields.axes == 3 else None)
+    samples = samples or range(min(4, len(fields)))
+    plane = Plane(fields)
     width = min(WIDTH, 2.3 * len(samples) + 1.2)
     height = plane.aspect * 0.85 * (width - 1.2) / len(samples)
     figure, axes = new_figure(2, len(samples), width=width, row_height=height + 0.45)
@@ -378,7 +364,7 @@ def anchors(fields: Fields, samples: Chosen = None) -> Figure:
     sizes = np.prod(lengths, axis=-1) ** (1 / fields.axes)
     shown = sizes[list(samples)]
     scale = Normalize(shown.min(), shown.max() if shown.max() > shown.min() else shown.min() + 1e-6)
-    colors = quantity_scale(fields.truth[..., 0], fields.queried)
+    colors = value_scale(fields.truth[..., 0], fields.queried)
     for (top, bottom), sample in zip(axes.T, samples, strict=True):
         points, values = dense_field(fields, sample)
         inside = plane.inside(fields.anchors[sample])
@@ -390,7 +376,8 @@ def anchors(fields: Fields, samples: Chosen = None) -> Figure:
         reach = fields.length_scales[sample][inside][:, plane.shown]
         draw_ellipses(bottom, centers, reach, sizes[sample][inside], scale)
         plane.frame(bottom)
-    plane.name(axes)
+        for panel in (top, bottom):
+            panel.label_outer()
     label = "√(ℓ₁ℓ₂) in the unit square" if fields.axes == 2 else "mean length scale (unit box)"
     name, bar = str(fields.target_labels[0]), ScalarMappable(scale, "viridis")
     color_bar(drawn, list(axes[0]), name, height, pad=0.01, extend="both")
@@ -423,11 +410,11 @@ def dense_field(fields: Fields, sample: int) -> tuple[Float[Array, "p s"], Float
 
 
 def binned(fields: Fields, keep: Sequence[int], channel: int) -> tuple[Array, Array, Array]:
-    """Sums over all other axes of squared errors, squared targets and points."""
-    shape = tuple(fields.bins.tolist())
+    """Squared errors, squared targets and points along one or two axes, summed over the others."""
     others = tuple(axis for axis in range(fields.axes) if axis not in keep)
     parts = (fields.squared_error[:, channel], fields.squared_target[:, channel], fields.counts)
-    error, target, count = (each.reshape(shape).sum(axis=others) for each in parts)
+    sums = (each.reshape(fields.bins).sum(axis=others) for each in parts)
+    error, target, count = (each.transpose(np.argsort(keep)) for each in sums)
     return error, target, count
 
 
@@ -437,34 +424,30 @@ def over_domain(fields: Fields) -> Figure | None:
     if not len(fields.counts):
         return None
     channels = range(min(len(fields.target_labels), MOST_CHANNELS))
-    planes = [Plane(fields, n) for n in (range(3) if fields.axes == 3 else (None,))]
+    planes = [Plane(fields, normal) for normal in range(3 if fields.axes == 3 else 1)]
     columns = min(len(channels) * len(planes), 4)
     width = WIDTH if columns > 1 else 5.4
     lines = -(-len(channels) * len(planes) // columns)
     height = min(planes[0].aspect * 0.75 * width / columns + 0.5, 3.6) if fields.axes > 1 else 2.4
     figure, axes = new_figure(lines, columns, width=width, row_height=height)
-    _blank(axes)
     pairs = [(channel, plane) for channel in channels for plane in planes]
+    _blank(axes.flat[len(pairs) :])
     for panel, (channel, plane) in zip(axes.flat, pairs, strict=False):
-        panel.set_axis_on()
         label = str(fields.target_labels[channel])
         error, _, count = binned(fields, plane.shown, channel)
         with np.errstate(invalid="ignore", divide="ignore"):
             rms = np.sqrt(error / count)
         edges = [
             np.linspace(fields.low[axis], fields.high[axis], fields.bins[axis] + 1)
-            for axis in sorted(plane.shown)
+            for axis in plane.shown
         ]
         if fields.axes == 1:
             panel.stairs(rms, edges[0], color="black")
             panel.set(xlabel=str(fields.axis_labels[0]), ylabel=f"RMS error, {label}")
             continue
-        if plane.shown != sorted(plane.shown):
-            rms, edges = rms.T, edges[::-1]
         table = np.ma.masked_invalid(rms.T)
         drawn = panel.pcolormesh(*edges, table, cmap=ERROR, norm=Normalize(0, table.max()))
         plane.frame(panel)
-        plane.name(np.array([[panel]]))
         color_bar(drawn, [panel], f"RMS error, {label}", height - 0.5)
     return figure
 
@@ -684,7 +667,7 @@ def guesses(fields: ImageFields) -> Figure:
     lines, deep = -(-len(fields) // COLUMNS), 2 if fields.anchors.shape[1] else 1
     width, height = (9.8, 2.45) if deep == 2 else (9.2, 2.7)
     figure, axes = new_figure(deep * lines, COLUMNS, width=width, row_height=height)
-    _blank(axes)
+    _blank(axes[-deep:, (len(fields) - 1) % COLUMNS + 1 :].flat)
     for sample in range(len(fields)):
         panel = axes[deep * (sample // COLUMNS), sample % COLUMNS]
         panel.imshow(fields.pictures[sample], extent=(0, 1, 1, 0), interpolation="bilinear")
@@ -711,15 +694,14 @@ def _shortened(text: str) -> str:
     return text if len(text) <= LETTERS else text[: LETTERS - 1] + "…"
 
 
-def _blank(axes: Array) -> None:
+def _blank(panels: Iterable[Axes]) -> None:
     """No frames where there is nothing to show."""
-    for panel in axes.flat:
+    for panel in panels:
         panel.set_axis_off()
 
 
 def _frame_image(panel: Axes, fields: ImageFields) -> None:
     height, width = fields.pictures.shape[1:3]
-    panel.set_axis_on()
     panel.set(xlim=(0, 1), ylim=(1, 0), aspect=height / width, xticks=[], yticks=[])
     panel.spines[["top", "right"]].set_visible(True)
 
@@ -804,12 +786,10 @@ def _same_samples(runs: Sequence[tuple[str, Fields]]) -> list[list[tuple[str, Fi
     """Runs that were asked about the same solutions, together."""
     found: list[list[tuple[str, Fields]]] = []
     for run in runs:
-        for those in found:
-            if _same_solutions(those[0][1], run[1]):
-                those.append(run)
-                break
-        else:
-            found.append([run])
+        alike = (those for those in found if _same_solutions(those[0][1], run[1]))
+        if (those := next(alike, None)) is None:
+            found.append(those := [])
+        those.append(run)
     return found
 
 

@@ -216,14 +216,21 @@ class Measurement:
         batch = self.view.batch(rows)
         prediction = answer(output, batch.queries, self.neighbors)
         error = relative_l2(prediction, batch.targets, batch.mask)
-        _check_finite(error, rows, self.view.grid_shape)
+        if not bool((finite := error.isfinite()).all()):
+            grid = self.view.grid_shape
+            where = "" if grid is None else f" on the {'×'.join(map(str, grid))} grid"
+            raise EvaluationError(
+                f"the relative error of test sample {int(rows[~finite][0])}{where} is not finite: "
+                "the prediction is NaN or infinite, or the solution is zero everywhere"
+            )
         self.found.append(error.cpu())
-        real = torch.ones_like(batch.targets[..., 0]) if batch.mask is None else batch.mask
+        every = torch.ones_like(batch.targets[..., 0], dtype=torch.bool)
+        real = every if batch.mask is None else batch.mask
         both = torch.stack([prediction - batch.targets, batch.targets])
         self.squares.append((both * real[..., None]).double().square().sum(dim=2).cpu())  # 2 b c
         self.points += int(real.count_nonzero())
         if self.over is not None:
-            self.over.add(batch, prediction)
+            self.over.add(batch, prediction, real)
 
     @property
     def errors(self) -> tuple[float, ...]:
@@ -268,15 +275,13 @@ class OverDomain:
         self.power = torch.zeros(len(self.cuts), waves, 3, dtype=torch.float64)
         self.samples = 0
 
-    def add(self, batch: Batch, prediction: Float[Tensor, "b q c"]) -> None:
-        bins = torch.tensor(self.bins, device=prediction.device)
-        unit = self.domain.to_unit(batch.queries)
-        index = (unit * bins).long().clamp(min=torch.zeros_like(bins), max=bins - 1)
-        flat = index[..., 0]
-        for axis in range(1, len(self.bins)):
-            flat = flat * self.bins[axis] + index[..., axis]
-        real = torch.ones_like(flat, dtype=torch.bool) if batch.mask is None else batch.mask
-        where, error = flat[real].cpu(), (prediction - batch.targets)[real].double().cpu()
+    def add(
+        self, batch: Batch, prediction: Float[Tensor, "b q c"], real: Bool[Tensor, "b q"]
+    ) -> None:
+        unit = self.domain.to_unit(batch.queries)[real]
+        index = (unit * torch.tensor(self.bins, device=unit.device)).long().cpu().numpy()
+        where = torch.from_numpy(np.ravel_multi_index(tuple(index.T), self.bins, mode="clip"))
+        error = (prediction - batch.targets)[real].double().cpu()
         self.squared_error.index_add_(0, where, error.square())
         self.squared_target.index_add_(0, where, batch.targets[real].double().cpu().square())
         self.counts.index_add_(0, where, torch.ones(len(where), dtype=torch.float64))
@@ -590,14 +595,3 @@ def device_name(device: torch.device) -> str:
 def answer(output: Answers, queries: Queries, neighbors: int | None) -> Values:
     """Values at queries; only a field has neighbours to choose from."""
     return output(queries, neighbors) if isinstance(output, Field) else output(queries)
-
-
-def _check_finite(error: Tensor, rows: Tensor, grid: tuple[int, ...] | None) -> None:
-    finite = torch.isfinite(error)
-    if not bool(finite.all()):
-        row = int(rows[~finite][0])
-        where = "" if grid is None else f" on the {'×'.join(map(str, grid))} grid"
-        raise EvaluationError(
-            f"the relative error of test sample {row}{where} is not finite: the prediction is "
-            "NaN or infinite, or the solution is zero everywhere"
-        )

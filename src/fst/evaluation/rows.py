@@ -222,17 +222,15 @@ def check(row: Row) -> None:
         raise ValueError(f"samples is {row.samples}, but errors holds {len(row.errors)}")
     if not all(math.isfinite(error) and error >= 0 for error in row.errors):
         raise ValueError("errors must be finite and not negative")
-    _check_mean("errors", fmean(row.errors), row)
+    means = {"errors": fmean(row.errors)}
     if row.groups:
         if sum(group.samples for group in row.groups) != row.samples:
             raise ValueError(f"groups must hold all {row.samples} samples between them")
         total = math.fsum(group.samples * group.error for group in row.groups)
-        _check_mean("groups", total / row.samples, row)
-
-
-def _check_mean(name: str, found: float, row: Row) -> None:
-    if not math.isclose(row.error, found, rel_tol=1e-6, abs_tol=1e-12):
-        raise ValueError(f"error is {row.error}, but the mean of {name} is {found}")
+        means["groups"] = total / row.samples
+    for name, found in means.items():
+        if not math.isclose(row.error, found, rel_tol=1e-6, abs_tol=1e-12):
+            raise ValueError(f"error is {row.error}, but the mean of {name} is {found}")
 
 
 def shortened(value: float) -> float:
@@ -371,16 +369,11 @@ def read_curves(path: Path, error: str = "error") -> Curves:
     """Loss and validation error by step; `error` names another one that a run may record."""
     entries = read_metrics(path)
     validation = _by_step(entries, "validation", error) or _by_step(entries, "validation", "error")
-    return Curves(_by_step(entries, "training", "loss"), validation, _measure(entries))
-
-
-def _measure(entries: Sequence[dict[str, Any]]) -> str | None:
-    """What a run was validated by, where it records the measure of the test beside it."""
-    for entry in entries:
-        if entry.get("kind") == "validation" and RELATIVE_L2 in entry:
-            names = [*entry.keys() - {"kind", "step", "error", "best", RELATIVE_L2}]
-            return in_words(names[0]) if names else None
-    return None
+    # What a run was validated by is told where it records the measure of the test beside it.
+    checks = (each for each in entries if each.get("kind") == "validation" and RELATIVE_L2 in each)
+    own = next(checks, {}).keys() - {"kind", "step", "error", "best", RELATIVE_L2}
+    measure = in_words(own.pop()) if own else None
+    return Curves(_by_step(entries, "training", "loss"), validation, measure)
 
 
 def _by_step(entries: Sequence[dict[str, Any]], kind: str, name: str) -> History:
@@ -422,28 +415,21 @@ def read_origin(folder: Path, origin: Origin, images: int | None = None) -> Orig
     """The origin with the commit and the cost that a folder says; a step takes so many `images`."""
     environment = read_object(folder / "environment.json")
     summary = read_object(folder / "summary.json")
+    names = ("steps", "seconds", "steps_per_second", "selected_step", "peak_memory_gib")
     try:
-        cost = _cost(summary, environment.get("hardware") or {}, images)
-        git = environment.get("git") or {}
+        cost, git = None, environment.get("git") or {}
+        if "steps" in summary:
+            values: dict[str, Any] = {name: summary[name] for name in names if name in summary}
+            values["device"] = hardware_name(environment.get("hardware") or {})
+            if images is not None:
+                values["images_per_second"] = images * summary["steps_per_second"]
+            cost = from_json(values, TrainingCost, "summary.json")  # which checks them
         modified = " (modified)" if git.get("modified") else ""
         git_hash = f"{git['commit']}{modified}" if git.get("commit") else None
     except (KeyError, TypeError, AttributeError, IndexError, PretrainedError) as error:
         files = "environment.json or summary.json"
         raise DataError(f"{folder}: {files} is damaged ({one_line(error)})") from None
     return replace(origin, git_hash=git_hash, training=cost)
-
-
-def _cost(
-    summary: dict[str, Any], hardware: dict[str, Any], images: int | None
-) -> TrainingCost | None:
-    if "steps" not in summary:
-        return None
-    names = ("steps", "seconds", "steps_per_second", "selected_step", "peak_memory_gib")
-    values: dict[str, Any] = {name: summary[name] for name in names if name in summary}
-    values["device"] = hardware_name(hardware)
-    if images is not None:
-        values["images_per_second"] = images * summary["steps_per_second"]
-    return from_json(values, TrainingCost, "summary.json")  # which checks them
 
 
 def hardware_name(hardware: dict[str, Any]) -> str:

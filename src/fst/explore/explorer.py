@@ -71,8 +71,11 @@ class Explorer:
         reference = self._references[level]
         solved = perf_counter()
         with measuring(self.model):
-            output = self._refined(given, proceed)
-            refined = perf_counter()
+            if self._output is None:
+                observations = self.problem.observe(given)
+                proceed()
+                self._output = self.model(observations.to(self.device))
+            output, refined = self._output, perf_counter()
             prediction = self._predicted(output, level, neighbors, proceed)
             ours, truth = (each.double().reshape(1, -1, 1) for each in (prediction, reference))
             if (known := self.problem.targets(given)) is not None:
@@ -96,13 +99,6 @@ class Explorer:
                 "decode": decoded - refined,
             },
         }
-
-    def _refined(self, given: Given, proceed: Proceed) -> Output:
-        if self._output is None:
-            observations = self.problem.observe(given)
-            proceed()
-            self._output = self.model(observations.to(self.device))
-        return self._output
 
     def _predicted(
         self, output: Output, level: int, neighbors: int | None, proceed: Proceed

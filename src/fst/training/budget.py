@@ -24,12 +24,11 @@ from accelerate.utils import broadcast_object_list
 from fst.base import Model
 from fst.data.samples import Rows
 from fst.data.source import TrainingSplit, ValidationSplit
-from fst.training.errors import TrainingError, first_line
 from fst.training.logging import Stopwatch
 from fst.training.loop import Splits, build_accelerator
 from fst.training.schedules import WarmupCosine
-from fst.training.settings import TrainingSettings
-from fst.training.trainer import Trainer, compiles
+from fst.training.settings import TrainingError, TrainingSettings
+from fst.training.trainer import CompilationError, Trainer, compiles
 
 # Below this many steps there is nothing to divide into warm-up, validations and the rest.
 FEWEST_STEPS = 10
@@ -176,7 +175,6 @@ def calibrate(
     """
     accelerator = build_accelerator(settings, training.samples.device)
     trainer = Trainer(model, training.samples, validation.samples, settings, accelerator)
-    on_gpu = trainer.device.type == "cuda"
 
     def update(count: int) -> float:
         """Make updates; their seconds, the same on all processes, which must make as many."""
@@ -189,8 +187,6 @@ def calibrate(
         return float(accelerator.reduce(passed, "mean"))
 
     try:
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(trainer.device)
         untimed = 0.0
         for number in range(MOST_UNTIMED):
             if number < FEWEST_UNTIMED or untimed < UNTIMED_SECONDS:
@@ -201,7 +197,7 @@ def calibrate(
             updates += count
             # As many as should fill the time, but no more than losses are kept for.
             count = min(math.ceil((seconds - passed) * updates / passed), settings.log_every)
-        memory = torch.cuda.max_memory_allocated(trainer.device) / 2**30 if on_gpu else None
+        memory = trainer.peak_memory_gib
         watch, validating = Stopwatch(), 0.0
         if validate:
             trainer.validate()
@@ -243,6 +239,14 @@ def make_plan(
         release()  # the failed attempt, which its error held until now
         measured = measure(replace(settings, compile=False))
     return Plan(budget.steps(measured.steps_per_second), compiled, measured, note)
+
+
+def first_line(error: Exception) -> str:
+    """What went wrong, in one line: the reason of a compiler, or an error's kind and first line."""
+    if isinstance(error, CompilationError):
+        return error.reason
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def fit_to_time(

@@ -19,12 +19,16 @@ import safetensors.torch
 from torch import Tensor
 
 from fst.io import json_text, parse_json, sync, write_synced
-from fst.training.errors import CheckpointError
+from fst.training.settings import TrainingError
 
 MANIFEST, WEIGHTS = "manifest.json", "model.safetensors"
 TENSORS, VALUES = "state.safetensors", "state.json"
-_FOLDER = re.compile(r"step-(\d+)")
+_FOLDER = re.compile(r"step-\d+")
 _TEMPORARY = ".partial-"
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint is missing, damaged or belongs to another model."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,10 @@ def save(checkpoint: Checkpoint, parent: Path, step: int, recipe: dict[str, Any]
     partial = parent / f"{_TEMPORARY}{target.name}"
     partial.mkdir()
     try:
+        entries = {}
         for name, data in files.items():
             write_synced(partial / name, data)
-        digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-        entries = {name: {"bytes": len(files[name]), "sha256": digests[name]} for name in files}
+            entries[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         manifest = json_text({"format": 1, "step": step, "files": entries})
         write_synced(partial / MANIFEST, manifest.encode())
         sync(partial)
@@ -86,17 +90,12 @@ def load(folder: Path) -> Checkpoint:
 
 def available(parent: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first; whether they are whole is not looked at."""
-    if not parent.is_dir():
-        return []
-    found = [path for path in parent.iterdir() if _FOLDER.fullmatch(path.name)]
-    return sorted(found, key=step_of)
+    found = parent.iterdir() if parent.is_dir() else ()
+    return sorted((path for path in found if _FOLDER.fullmatch(path.name)), key=step_of)
 
 
 def step_of(folder: Path) -> int:
-    match = _FOLDER.fullmatch(folder.name)
-    if match is None:
-        raise CheckpointError(f"{folder}: not a checkpoint; they are named step-<number>")
-    return int(match[1])
+    return int(folder.name.removeprefix("step-"))
 
 
 def prune(parent: Path, keep: int, step: int) -> None:

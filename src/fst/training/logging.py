@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,11 +22,11 @@ from rich.text import Text
 from fst.io import file_errors, parse_json, write_atomically
 from fst.metrics import in_words
 from fst.terminal import duration
-from fst.training.errors import TrainingError
 from fst.training.run_folder import RunFolder
-from fst.training.settings import TrainingSettings
+from fst.training.settings import TrainingError, TrainingSettings
 from fst.training.trainer import Trainer
 
+Numbers = dict[str, float]  # of one step, by name
 # Seconds between plain lines, where every line stays in a log.
 QUIET = 30.0
 
@@ -46,16 +45,6 @@ class Stopwatch:
         return passed
 
 
-@dataclass(frozen=True)
-class Reading:
-    """The numbers shown."""
-
-    step: int
-    loss: float
-    learning_rate: float
-    steps_per_second: float
-
-
 class MetricsLog:
     """Where the main process writes; the other processes have none."""
 
@@ -65,8 +54,20 @@ class MetricsLog:
             write_atomically(self.path, b"".join(_until(self.path, step)))
             self._file = self.path.open("ab")
         self._board = folder.path / "tensorboard"
-        self._tensorboard = _tensorboard(self._board, step) if settings.tensorboard else None
-        self._wandb = _wandb(folder) if settings.wandb else None
+        self._tensorboard = self._wandb = None
+        if settings.tensorboard:
+            # Imported here because it takes seconds, which not every run needs to spend.
+            from torch.utils.tensorboard import SummaryWriter
+
+            with file_errors(self._board):
+                self._tensorboard = SummaryWriter(str(self._board), purge_step=step + 1)
+        if settings.wandb:
+            # The folder's name identifies the run, so that a resumed one goes on in the same place.
+            goes_on = {"id": folder.path.resolve().name, "resume": "allow"}
+            with _wandb_errors() as wandb:
+                self._wandb = wandb.init(
+                    project="fst", dir=str(folder.path), config=folder.recipe, **goes_on
+                )
 
     def __enter__(self) -> Self:
         self._hook, threading.excepthook = threading.excepthook, self._report
@@ -86,7 +87,7 @@ class MetricsLog:
         if self._wandb is not None:
             self._wandb.finish()
 
-    def add(self, kind: str, step: int, values: dict[str, float]) -> None:
+    def add(self, kind: str, step: int, values: Numbers) -> None:
         """Record numbers of one step; `kind` is "training" or "validation"."""
         self.folder.require_there()
         line = {"kind": kind, "step": step, **values}
@@ -113,14 +114,6 @@ def _until(path: Path, step: int) -> Iterator[bytes]:
                 yield line + b"\n"
 
 
-def _tensorboard(folder: Path, step: int) -> Any:
-    # Imported here because it takes seconds, which not every run needs to spend.
-    from torch.utils.tensorboard import SummaryWriter
-
-    with file_errors(folder):
-        return SummaryWriter(str(folder), purge_step=step + 1)
-
-
 def check_wandb(settings: TrainingSettings) -> None:
     """Raise where Weights & Biases is asked for but not to be had, before anything is written."""
     if settings.wandb:
@@ -144,68 +137,49 @@ def _wandb_errors() -> Iterator[Any]:
         raise TrainingError(f"wandb is on, but Weights & Biases says: {error}") from None
 
 
-def _wandb(folder: RunFolder) -> Any:
-    with _wandb_errors() as wandb:
-        # The folder's name identifies the run, so that a resumed one goes on in the same place.
-        goes_on = {"id": folder.path.resolve().name, "resume": "allow"}
-        return wandb.init(project="fst", dir=str(folder.path), config=folder.recipe, **goes_on)
+class Progress(LiveProgress):
+    """Shows how far training is; `last_step` is the most steps the schedule allows.
 
+    The bar stands above its numbers: together they are too wide for most terminals.
+    """
 
-class _TwoLines(LiveProgress):
-    """The bar above its numbers: together they are too wide for most terminals."""
+    def __init__(self, console: Console, step: int, last_step: int) -> None:
+        columns = (TextColumn("step"), BarColumn(), MofNCompleteColumn())
+        hidden = not console.is_terminal
+        # Twice a second is enough to look at, and leaves a small machine to its training.
+        super().__init__(*columns, console=console, refresh_per_second=2, disable=hidden)
+        self._bar = self.add_task("", total=last_step, completed=step, text="")
+        self._last_step, self._said = last_step, time.monotonic()
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
         for task in self.tasks:
             yield Text(task.fields["text"], no_wrap=True, overflow="ellipsis")
 
-
-class Progress:
-    """Shows readings; `last_step` is the most steps the schedule allows."""
-
-    def __init__(self, console: Console, step: int, last_step: int) -> None:
-        self.console, self.last_step = console, last_step
-        self._said = time.monotonic()
-        self._live: LiveProgress | None = None
-        if console.is_terminal:
-            columns = (TextColumn("step"), BarColumn(), MofNCompleteColumn())
-            # Twice a second is enough to look at, and leaves a small machine to its training.
-            self._live = _TwoLines(*columns, console=console, refresh_per_second=2)
-            self._task = self._live.add_task("", total=last_step, completed=step, text="")
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def show(self, reading: Reading, validation: dict[str, float], *, now: bool = False) -> None:
+    def show(self, step: int, reading: Numbers, validation: Numbers, *, now: bool = False) -> None:
         """Update the live line, or print a plain one if `now` or if the last is long ago."""
-        text = self._text(reading, validation)
-        if self._live is not None:
-            self._live.update(self._task, completed=reading.step, text=text)
+        text = self._text(step, reading, validation)
+        if not self.disable:
+            self.update(self._bar, completed=step, text=text)
         elif now or time.monotonic() - self._said >= QUIET:
             self._said = time.monotonic()
-            self.say(f"step {reading.step:,} of {self.last_step:,}: {text}")
+            self.say(f"step {step:,} of {self._last_step:,}: {text}")
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _text(self, reading: Reading, validation: dict[str, float]) -> str:
-        parts = [f"loss {reading.loss:.3e}"]
+    def _text(self, step: int, reading: Numbers, validation: Numbers) -> str:
+        parts = [f"loss {reading['loss']:.3e}"]
         if validation:
             # The first is what the loss measures; what others measure is said.
             (_, first), *others = validation.items()
             parts.append(f"validation {first:.5f}")
             parts += [f"{in_words(name)} {error:.5f}" for name, error in others]
-        parts.append(f"rate {reading.learning_rate:.1e}")
-        parts.append(f"{reading.steps_per_second:.1f} steps/s")
-        if reading.steps_per_second > 0:
+        rate = reading["steps_per_second"]
+        parts += [f"rate {reading['learning_rate']:.1e}", f"{rate:.1f} steps/s"]
+        if rate > 0:
             # Most schedules may stop earlier, so this is the longest it can take.
-            seconds = (self.last_step - reading.step) / reading.steps_per_second
+            seconds = (self._last_step - step) / rate
             parts.append(f"at most {duration(seconds)} left")
         return ", ".join(parts)
 
@@ -217,42 +191,28 @@ class Log:
         self.trainer, self.metrics, self.progress = trainer, metrics, progress
         self._logged_step = trainer.state.step
         self._logged_seconds = trainer.state.training_seconds
-        self.reading = Reading(self._logged_step, float("nan"), 0.0, 0.0)
 
-    def read(self) -> None:
-        """Take up the losses read since the last log line."""
+    def read(self, *, write: bool) -> Numbers:
+        """Means over the steps since the last log line; `write` makes a line of them."""
         state = self.trainer.state
-        if not state.pending:
-            return
+        loss, norm = (sum(each) / len(each) for each in zip(*state.pending, strict=True))
         seconds = state.training_seconds - self._logged_seconds
-        self.reading = Reading(
-            step=state.step,
-            loss=self._mean(0),
-            learning_rate=self.trainer.optimizer.param_groups[0]["lr"],
-            steps_per_second=(state.step - self._logged_step) / max(seconds, 1e-9),
-        )
-
-    def log(self) -> None:
-        """Write the means over the steps since the last log line, and begin anew."""
-        reading, state = self.reading, self.trainer.state
-        if self.metrics is not None:
-            values = {
-                "loss": reading.loss,
-                "gradient_norm": self._mean(1),
-                "learning_rate": reading.learning_rate,
-                "steps_per_second": reading.steps_per_second,
-                "seconds": state.training_seconds + state.other_seconds,
-            }
-            self.metrics.add("training", state.step, values)
-        state.pending.clear()
-        self._logged_step, self._logged_seconds = state.step, state.training_seconds
+        reading = {
+            "loss": loss,
+            "gradient_norm": norm,
+            "learning_rate": self.trainer.optimizer.param_groups[0]["lr"],
+            "steps_per_second": (state.step - self._logged_step) / max(seconds, 1e-9),
+            "seconds": state.training_seconds + state.other_seconds,
+        }
+        if write:
+            if self.metrics is not None:
+                self.metrics.add("training", state.step, reading)
+            state.pending.clear()
+            self._logged_step, self._logged_seconds = state.step, state.training_seconds
+        return reading
 
     def validated(self) -> None:
         state = self.trainer.state
         if self.metrics is not None and state.best is not None:
             (step, error), (_, best) = state.history[-1], state.best
             self.metrics.add("validation", step, {"error": error, "best": best} | state.errors)
-
-    def _mean(self, column: int) -> float:
-        pending = self.trainer.state.pending
-        return sum(pair[column] for pair in pending) / len(pending)

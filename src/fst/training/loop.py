@@ -28,14 +28,13 @@ from torch import distributed
 from fst.base import Model
 from fst.data.samples import Rows
 from fst.data.source import TrainingSplit, ValidationSplit
-from fst.io import FileError, file_errors
+from fst.io import FileError, file_errors, write_json
 from fst.terminal import Terminal
 from fst.training import checkpoint
-from fst.training.errors import CheckpointError, Interrupted, NonFiniteError, TrainingError
 from fst.training.logging import Log, MetricsLog, Progress, Stopwatch
 from fst.training.run_folder import RunFolder, held
-from fst.training.settings import TrainingSettings
-from fst.training.trainer import Trainer, compiles
+from fst.training.settings import TrainingError, TrainingSettings
+from fst.training.trainer import NonFiniteError, Trainer, compiles
 
 SUMMARY = "summary.json"
 Splits = tuple[TrainingSplit[Rows], ValidationSplit[Rows]]
@@ -43,6 +42,19 @@ Splits = tuple[TrainingSplit[Rows], ValidationSplit[Rows]]
 READ_EVERY = 1.0
 # Signals closer than this (seconds) are one: `timeout` sends its own twice, for example.
 TWICE_AT_ONCE = 1.0
+
+
+class Interrupted(Exception):  # noqa: N818  (not a fault: the run was saved and can go on)
+    """Ctrl-C or a termination signal: the step was finished and a checkpoint saved."""
+
+    def __init__(self, folder: Path, step: int, processes: int = 1) -> None:
+        # Several processes need what started them: fst train alone would go on with one.
+        launcher = f" (under the launcher that started these {processes} processes)"
+        super().__init__(
+            f"interrupted after step {step:,}; the run is saved. "
+            f"Resume with: fst train --resume {folder}{launcher if processes > 1 else ''}"
+        )
+        self.folder, self.step = folder, step
 
 
 @dataclass(frozen=True)
@@ -84,8 +96,6 @@ def train(
     trainer = Trainer(model, training.samples, validation.samples, settings, accelerator)
     main, state = accelerator.is_main_process, trainer.state
     console = (console or Terminal()) if main else Terminal(quiet=True)
-    if trainer.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(trainer.device)
     with ExitStack() as stack:
         stack.enter_context(held(folder.path))
         if folder.resume_from is not None:
@@ -106,7 +116,7 @@ def train(
         summary = summarize(trainer, reason)
         # A finished run that is resumed keeps the summary of its last start.
         if main and not (state.step == start and (folder.path / SUMMARY).exists()):
-            folder.write_json(SUMMARY, asdict(summary))
+            write_json(folder.path / SUMMARY, asdict(summary))
         best = state.best
         selected = f"; best validation error {best[1]:.5f} at step {best[0]:,}" if best else ""
         progress.say(f"finished after step {summary.steps:,}: {reason}{selected}")
@@ -133,15 +143,13 @@ def run(trainer: Trainer, folder: RunFolder, log: Log, interruption: "Interrupti
         trainer.read()  # waits for the device; every step so far is now known to be finite
         interrupted = trainer.any_process(interruption.requested)
         state.training_seconds += watch.lap()
-        log.read()
-        if logs:
-            log.log()
+        reading = log.read(write=logs)
         if validates:
             improved = trainer.validate()
             log.validated()
             if improved and log.metrics is not None:
                 folder.save_best(trainer.selected)
-        log.progress.show(log.reading, state.errors, now=validates)
+        log.progress.show(step, reading, state.errors, now=validates)
         reason = schedule.finished(step, state.history)
         if (saves or interrupted or reason is not None) and log.metrics is not None:
             log.metrics.sync()
@@ -158,7 +166,7 @@ def resume(trainer: Trainer, folder: RunFolder, source: Path) -> None:
     trainer.restore(checkpoint.load(source))
     step = torch.tensor([trainer.state.step], device=trainer.device)
     if len(trainer.accelerator.gather(step).unique()) > 1:
-        raise CheckpointError(f"{source}: not every process found this checkpoint")
+        raise checkpoint.CheckpointError(f"{source}: not every process found this checkpoint")
     if trainer.accelerator.is_main_process:
         with file_errors(folder.checkpoints):
             checkpoint.clean(folder.checkpoints)
@@ -185,15 +193,13 @@ def build_accelerator(settings: TrainingSettings, device: torch.device) -> Accel
 
 
 def summarize(trainer: Trainer, reason: str) -> Summary:
-    state, memory = trainer.state, None
-    if trainer.device.type == "cuda":
-        memory = torch.cuda.max_memory_allocated(trainer.device) / 2**30
+    state = trainer.state
     step, error = state.best or (None, None)
     return Summary(
         steps=state.step,
         seconds=state.training_seconds + state.other_seconds,
         steps_per_second=state.step / max(state.training_seconds, 1e-9),
-        peak_memory_gib=memory,
+        peak_memory_gib=trainer.peak_memory_gib,
         selected_step=step,
         validation_error=error,
         reason=reason,

@@ -38,8 +38,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from fst.base import Model
-from fst.training.errors import TrainingError
-from fst.training.settings import TrainingSettings
+from fst.training.settings import TrainingError, TrainingSettings
 
 # Adds the other processes' gradients to the vector it is given.
 Exchange = Callable[[Tensor], object]

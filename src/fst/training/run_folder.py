@@ -31,9 +31,9 @@ from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 
 from fst.base import Model
-from fst.io import FileError, file_errors, json_text, parse_json, write_atomically, write_json
+from fst.io import FileError, file_errors, parse_json, write_json
 from fst.training import checkpoint
-from fst.training.errors import CheckpointError, TrainingError
+from fst.training.settings import TrainingError
 from fst.version import __version__
 
 PACKAGES = ("torch", "numpy", "accelerate", "safetensors", "triton", "neuraloperator")
@@ -99,9 +99,9 @@ class RunFolder:
         with file_errors(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
         if described is not None:
-            folder.write_json("run.json", described)
-        folder.write_json("environment.json", describe_environment() | {"resumed": []})
-        folder.write_json("recipe.json", recipe)
+            write_json(folder.path / "run.json", described)
+        write_json(folder.path / "environment.json", describe_environment() | {"resumed": []})
+        write_json(folder.path / "recipe.json", recipe)
         return folder
 
     @staticmethod
@@ -139,7 +139,9 @@ class RunFolder:
         name = next(reversed(found), None) if checkpoint_name is None else checkpoint_name
         if name is not None and name not in found:
             names = ", ".join(found) or "none"
-            raise CheckpointError(f"{path} has no checkpoint {name!r}; there are: {names}")
+            raise checkpoint.CheckpointError(
+                f"{path} has no checkpoint {name!r}; there are: {names}"
+            )
         return cls(path, recipe, None if name is None else found[name])
 
     @property
@@ -186,11 +188,7 @@ class RunFolder:
         except (OSError, ValueError, TypeError, AttributeError):  # it is no use to the run
             description = {"resumed": []}
         description["resumed"].append({"step": step} | describe_environment())
-        self.write_json(file.name, description)
-
-    def write_json(self, name: str, values: dict[str, Any]) -> None:
-        with file_errors(self.path):
-            write_atomically(self.path / name, json_text(values).encode())
+        write_json(file, description)
 
 
 def describe_environment() -> dict[str, Any]:

@@ -8,21 +8,20 @@ the mean of every column of `errors`, and the first column selects the best weig
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fst.base import Model
 from fst.classifiers import Classifier
-from fst.data.image_samples import ImageBatch
+from fst.data.image_samples import ImageBatch, LabelledRows
 from fst.data.samples import Batch, Rows, Samples
 from fst.evaluation_points import PointDraws
 from fst.metrics import in_words, mean_square, relative_l2, squared_relative_l2, top_errors
 from fst.operators import Operator
-from fst.training.errors import TrainingError
 from fst.training.schedules import Plateau, Stages, WarmupCosine
 from fst.types import check_fields
 
@@ -31,6 +30,10 @@ Draws = PointDraws | None
 """The evaluation points of a batch, for models that take them at random."""
 # What an optimiser makes of larger ones does not fit into float32.
 LARGEST_NUMBER = 1e30
+
+
+class TrainingError(RuntimeError):
+    """Training cannot start or go on; the message is one clear line for the user."""
 
 
 class Objective(ABC):
@@ -139,14 +142,6 @@ class RelativeL2(Objective):
         return torch.stack(found, dim=1)
 
 
-@runtime_checkable
-class Labelled(Protocol):
-    """Rows that have a class each: its number, and the names in the order of the numbers."""
-
-    labels: Int[Tensor, " n"]
-    class_names: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
     """Classifiers: -Σ_k q_k log softmax(logits)_k, with q = 1 - ε at the label and ε/K on all."""
@@ -171,9 +166,9 @@ class CrossEntropy(Objective):
 
     def check(self, model: Model, samples: Rows) -> None:
         _require(self, "model", model, Classifier)
-        _require(self, "data", samples, Labelled)
+        _require(self, "data", samples, LabelledRows)
         assert isinstance(model, Classifier)
-        assert isinstance(samples, Labelled)
+        assert isinstance(samples, LabelledRows)
         if model.class_names != tuple(samples.class_names):
             raise TrainingError(
                 f"the model's {len(model.class_names)} classes are not the "

@@ -37,11 +37,10 @@ from fst.io import flat
 from fst.kernels import fuse
 from fst.precision import full_precision
 from fst.pretrained import check_shapes, from_json
-from fst.training.checkpoint import Checkpoint
-from fst.training.errors import CheckpointError, CompilationError, NonFiniteError, TrainingError
+from fst.training.checkpoint import Checkpoint, CheckpointError
 from fst.training.optimizer import Average, Exchange, build_optimizer
 from fst.training.schedules import History
-from fst.training.settings import Draws, Loss, Objective, TrainingSettings
+from fst.training.settings import Draws, Loss, Objective, TrainingError, TrainingSettings
 
 # Compiled code is compiled in the first step, and captured and replayed in the next two.
 COMPILING_STEPS = 3
@@ -50,6 +49,25 @@ OLDEST_CAPABILITY = (7, 0)
 
 # Streams of one seed: the order of samples by epoch, and the choices within a step.
 _ORDER, _CHOICES = 0, 1
+
+
+class NonFiniteError(TrainingError):
+    """A loss, gradient or validation error is NaN or infinite."""
+
+    def __init__(self, message: str, step: int, rows: list[int]) -> None:
+        super().__init__(message)
+        self.step, self.rows = step, rows
+
+
+class CompilationError(TrainingError):
+    """PyTorch's compiler failed on a training step."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"torch.compile failed ({reason}); to train without it: --training.compile False, or "
+            'for a run that is resumed "compile": false in its recipe.json'
+        )
+        self.reason = reason
 
 
 def check_batch_size(settings: TrainingSettings, processes: int) -> None:
@@ -207,16 +225,23 @@ class Trainer:
             self.exchange = add_up
         self.average = None if settings.average is None else Average(model, settings.average)
         self.points = model.point_stream(settings.seed + 1, settings.seed + 2)
-        self.parameters = list(model.parameters())
         if settings.accumulate > 1:
             # Parts add up in tensors of our own: memory of a replayed CUDA graph is overwritten.
-            for parameter in self.parameters:
+            for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
         self.state = TrainState()
         self.best_weights: dict[str, Tensor] = {}
         self._compiling_steps = COMPILING_STEPS if compiles(settings, self.device) else 0
         self._unread = 0
         self._table = torch.zeros(settings.log_every, 2, device=self.device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    @property
+    def peak_memory_gib(self) -> float | None:
+        """Most memory allocated on the GPU since this trainer was made; None on a CPU."""
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.max_memory_allocated(self.device) / 2**30 if on_gpu else None
 
     @property
     def selected(self) -> Model:
@@ -243,7 +268,11 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = group["base"] * factor
         draws = self._draw(self.points)  # one for the step, however many parts it has
-        losses = [self._backward(batch, draws) for batch in self.batches.at(step)]
+        losses = []
+        for batch in self.batches.at(step):
+            loss: Tensor = self.loss(batch, draws) / settings.batch_size
+            loss.backward()
+            losses.append(loss.detach())
         limit = math.inf if settings.clip is None else settings.clip
         norm = self.optimizer.clip_and_step(limit, self.exchange)
         self.optimizer.zero_grad(set_to_none=settings.accumulate == 1)
@@ -251,11 +280,6 @@ class Trainer:
             self.average.update(step)
         torch.stack((torch.stack(losses).sum(), norm), out=self._table[self._unread])
         self._unread += 1
-
-    def _backward(self, batch: Any, draws: Draws) -> Tensor:
-        loss: Tensor = self.loss(batch, draws) / self.settings.batch_size
-        loss.backward()
-        return loss.detach()
 
     def read(self) -> None:
         """Bring the losses since the last reading to the host; raise if one is not finite.
