@@ -63,12 +63,9 @@ def sample_initial(
     numbers; a mode drawn twice has twice its number, a mode not drawn adds a constant. One sample
     in ten is replaced by its absolute value with a random sign, one in ten is windowed.
     """
-    for name, value, least in (("count", count, 0), ("points", points, 2), ("start", start, 0)):
+    given = (("count", count, 0), ("points", points, 2), ("seed", seed, 0), ("start", start, 0))
+    for name, value, least in given:
         check_argument(name, value, int, least)
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise TypeError(f"seed must be a whole number, got {seed!r:.80}")
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed must be at least 0 and below 2**64, got {seed}")
     draws = _uniform_numbers(count, seed, start)
     amplitude, phase = draws[:, 0:4], 2 * math.pi * draws[:, 4:8]
     modes = torch.arange(1, 5, dtype=torch.float64)

@@ -227,7 +227,7 @@ class DarcyData(MadeData):
                 )
                 for name, stored in file.items()
             }
-        content[files.STORED] = files.provenance_text(plan.provenance)
+            content[files.STORED] = file.attrs[files.STORED]
         saving = plan.part.with_name(plan.part.name + ".pt")
         with files.writing(plan.path):
             torch.save(content, saving)

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Self, TypeVar
@@ -17,11 +17,11 @@ from typing import Self, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Int, UInt8
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from rich.console import Console
 from torch import Tensor
 
-from fst.data.files import DataError
+from fst.data.files import DataError, first_line
 from fst.data.images import ImageFiles, LabelledImages, Skipped, listed
 from fst.terminal import printable, progress_bar
 from fst.types import Device
@@ -83,7 +83,9 @@ def decoding(data: bytes) -> Iterator[Image.Image]:
         with _memory.taken(size):
             with _explained():
                 opened.load()
-                image = _rgb(_upright(opened))
+                with suppress(Exception):  # unreadable metadata say nothing about the pixels
+                    ImageOps.exif_transpose(opened, in_place=True)
+                image = _rgb(opened)
             yield image
 
 
@@ -95,20 +97,9 @@ def _explained() -> Iterator[None]:
         raise
     # A damaged file can make a decoder raise almost anything, MemoryError included.
     except Exception as error:
-        first = str(error).strip().splitlines()[:1]
         # Pillow's message for unknown content names a buffer by its address.
         unknown = isinstance(error, UnidentifiedImageError)
-        reason = "is not an image" if unknown else "".join(first) or type(error).__name__
-        raise ImageError(reason[:200]) from error
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        # One that is upright is not copied.
-        upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
-        return image if upright else ImageOps.exif_transpose(image)
-    except Exception:  # metadata that cannot be read say nothing about the pixels
-        return image
+        raise ImageError("is not an image" if unknown else first_line(error)) from error
 
 
 def _rgb(image: Image.Image) -> Image.Image:
