@@ -114,7 +114,9 @@ def solve(
     where the device's library treats rows differently). `progress(done, total)` is called with
     numbers of saved states.
     """
-    viscosities, moments = _checked(initial, viscosity, times, dtype)
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    viscosities, moments = checked_problem(initial, viscosity, times)
     batch, points = initial.shape
     values = initial.detach().to(dtype)
     solution = torch.empty(batch, len(moments), points, dtype=dtype, device=initial.device)
@@ -143,12 +145,10 @@ def solve(
     return solution
 
 
-def _checked(
-    initial: Tensor, viscosity: float | Tensor, times: Tensor, dtype: torch.dtype
+def checked_problem(
+    initial: Tensor, viscosity: float | Tensor, times: Tensor
 ) -> tuple[Float[Tensor, " b"], list[float]]:
     """The viscosities, one a row, and the times, in float64; raises on what cannot be solved."""
-    if dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     for name, value, shape in (("initial", initial, "b n"), ("times", times, "t")):
         check_tensor(name, value, shape)
         check_finite(name, value)
