@@ -159,12 +159,17 @@ def _scaled(image_size: tuple[int, int], short: int) -> tuple[int, int]:
     return round(image_size[0] * short / least), round(image_size[1] * short / least)
 
 
-def read(files: ImageFiles, row: int) -> bytes:
-    """The bytes of an image; `ImageError` where the disk does not give them."""
+def look_at(files: ImageFiles, row: int, look: Callable[[Image.Image], Seen]) -> Seen | Skipped:
+    """What `look` makes of an image, or why there is none."""
     try:
-        return files.read(row)
+        data = files.read(row)
     except OSError as error:
-        raise ImageError(f"cannot be read ({error.strerror or error})") from error
+        return Skipped(files.title(row), f"cannot be read ({error.strerror or error})")
+    try:
+        with decoding(data) as image:
+            return look(image)
+    except ImageError as error:
+        return Skipped(files.title(row), str(error))
 
 
 def looked_through(
@@ -174,18 +179,11 @@ def looked_through(
     threads: int | None = None,
 ) -> Iterator[list[Seen | Skipped]]:
     """What `look` makes of each image, or why there is none, a block of images at a time."""
-
-    def one(row: int) -> Seen | Skipped:
-        try:
-            with decoding(read(files, row)) as image:
-                return look(image)
-        except ImageError as error:
-            return Skipped(files.title(row), str(error))
-
     with ThreadPoolExecutor(threads or default_threads()) as pool:
         # A block at a time: work that is queued all at once cannot be interrupted.
         for start in range(0, len(rows), _BLOCK):
-            yield list(pool.map(one, rows[start : start + _BLOCK].tolist()))
+            block = rows[start : start + _BLOCK].tolist()
+            yield list(pool.map(lambda row: look_at(files, row, look), block))
 
 
 def decoded(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch.utils.data import get_worker_info
 from fst.classifiers import IMAGENET_MEAN, IMAGENET_STD
 from fst.data.files import DataError
 from fst.data.image_augmentation import Boxes, ImageAugmentation, crop
-from fst.data.image_decoding import ImageError, View, decoding, read
+from fst.data.image_decoding import View, look_at
 from fst.data.images import LabelledImages, Skipped
 from fst.data.samples import Asked, Rows, Streamed
 from fst.types import Device
@@ -252,13 +253,11 @@ class StreamedImages(Streamed, LabelledRows):
         skipped: list[Skipped] = []
         for candidate in self._candidates(row):
             file = int(self.images.rows[candidate])
-            try:
-                with decoding(read(self.images.files, file)) as image:
-                    changed = self._changed(image, candidate, seed)
-            except ImageError as error:
-                skipped.append(Skipped(self.images.files.title(file), str(error)))
-                continue
-            return changed, int(self.images.labels[candidate]), skipped
+            change = partial(self._changed, row=candidate, seed=seed)
+            changed = look_at(self.images.files, file, change)
+            if not isinstance(changed, Skipped):
+                return changed, int(self.images.labels[candidate]), skipped
+            skipped.append(changed)
         source, count = self.images.files.source, f"{len(skipped):,}"
         raise DataError(f"{source}: none of {count} images can be decoded; {skipped[0]}")
 
