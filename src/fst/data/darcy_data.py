@@ -253,11 +253,6 @@ class SquareSamples(GridSamples):
     def __init__(
         self, coefficients: Float[Tensor, "n f r r"], solutions: Float[Tensor, "n f r r"]
     ) -> None:
-        if coefficients.shape != solutions.shape or solutions.ndim != 4:
-            raise ValueError(
-                "coefficients and solutions must have one shape (n, f, r, r), "
-                f"got {tuple(coefficients.shape)} and {tuple(solutions.shape)}"
-            )
         plain = GridSamples.fully_observed(coefficients[:, 0], solutions[:, 0])
         super().__init__(**plain._parts())
         self.coefficients = coefficients

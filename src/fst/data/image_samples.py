@@ -219,7 +219,6 @@ class StreamedImages(Streamed, LabelledRows):
         self.transform = transform
         self.workers = workers
         self._device = torch.device(device)
-        self._met: set[str] = set()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -235,8 +234,7 @@ class StreamedImages(Streamed, LabelledRows):
     def received(self, batch: tuple[Tensor, Tensor, list[Skipped]]) -> ImageBatch:
         images, labels, skipped = batch
         for item in skipped:
-            if item.name not in self._met:
-                self._met.add(item.name)
+            if item not in self.skipped:
                 self.skipped.append(item)
                 name = item.name.encode(errors="replace").decode()
                 _log.warning("image skipped: %s: %s; another takes its place", name, item.reason)
@@ -254,10 +252,10 @@ class StreamedImages(Streamed, LabelledRows):
         for candidate in self._candidates(row):
             file = int(self.images.rows[candidate])
             change = partial(self._changed, row=candidate, seed=seed)
-            changed = look_at(self.images.files, file, change)
-            if not isinstance(changed, Skipped):
-                return changed, int(self.images.labels[candidate]), skipped
-            skipped.append(changed)
+            found = look_at(self.images.files, file, change)
+            if not isinstance(found, Skipped):
+                return found, int(self.images.labels[candidate]), skipped
+            skipped.append(found)
         source, count = self.images.files.source, f"{len(skipped):,}"
         raise DataError(f"{source}: none of {count} images can be decoded; {skipped[0]}")
 

@@ -463,7 +463,7 @@ def _write(
             file.attrs[f"{kind}_names"] = [label.name for label in complete]
             file.attrs[f"{kind}_units"] = [label.unit for label in complete]
         if splits is not None:
-            partition = Partition.named({k: np.asarray(v) for k, v in splits.items()}, len(rest))
+            partition = Partition.named(splits, len(rest))
             check_trainable(path, partition, len(rest))
             for name in SPLITS:
                 file[f"split/{name}"] = getattr(partition, name)

@@ -90,8 +90,6 @@ class PointSamples(Samples):
     condition: Float[Tensor, "n c"] | None = None
 
     def __post_init__(self) -> None:
-        if {len(self), len(self.observed.sizes), len(self.conditions())} != {len(self)}:
-            raise ValueError("observed, queried and condition must have one row for each sample")
         self.value_channels = self.observed.values.shape[1]
         self.output_channels = self.queried.values.shape[1]
 
