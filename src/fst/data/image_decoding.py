@@ -126,12 +126,13 @@ class View:
     @classmethod
     def evaluation(cls, image_size: tuple[int, int], resize: int) -> Self:
         """Validation and prediction: for a square, short side to `resize`, then the centre."""
-        return cls(_scaled(image_size, resize), image_size)
+        height, width = (round(side * resize / min(image_size)) for side in image_size)
+        return cls((height, width), image_size)
 
     @classmethod
     def stored(cls, image_size: tuple[int, int], stored_size: int) -> Self:
         """What resident training images keep: the centre, in the shape of the model's images."""
-        shape = _scaled(image_size, stored_size)
+        shape = cls.evaluation(image_size, stored_size).cover
         return cls(shape, shape)
 
     def __call__(self, image: Image.Image) -> UInt8[np.ndarray, "3 h w"]:
@@ -151,12 +152,6 @@ class View:
         size = self.crop[1], self.crop[0]
         image = image.resize(size, Image.Resampling.BICUBIC, box=box)
         return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
-
-
-def _scaled(image_size: tuple[int, int], short: int) -> tuple[int, int]:
-    """The size whose short side is `short`, in the shape of `image_size`."""
-    least = min(image_size)
-    return round(image_size[0] * short / least), round(image_size[1] * short / least)
 
 
 def look_at(files: ImageFiles, row: int, look: Callable[[Image.Image], Seen]) -> Seen | Skipped:
