@@ -63,12 +63,9 @@ def sample_initial(
     numbers; a mode drawn twice has twice its number, a mode not drawn adds a constant. One sample
     in ten is replaced by its absolute value with a random sign, one in ten is windowed.
     """
-    for name, value, least in (("count", count, 0), ("points", points, 2), ("start", start, 0)):
+    given = (("count", count, 0), ("points", points, 2), ("seed", seed, 0), ("start", start, 0))
+    for name, value, least in given:
         check_argument(name, value, int, least)
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise TypeError(f"seed must be a whole number, got {seed!r:.80}")
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed must be at least 0 and below 2**64, got {seed}")
     draws = _uniform_numbers(count, seed, start)
     amplitude, phase = draws[:, 0:4], 2 * math.pi * draws[:, 4:8]
     modes = torch.arange(1, 5, dtype=torch.float64)
@@ -117,7 +114,9 @@ def solve(
     where the device's library treats rows differently). `progress(done, total)` is called with
     numbers of saved states.
     """
-    viscosities, moments = _checked(initial, viscosity, times, dtype)
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    viscosities, moments = checked_problem(initial, viscosity, times)
     batch, points = initial.shape
     values = initial.detach().to(dtype)
     solution = torch.empty(batch, len(moments), points, dtype=dtype, device=initial.device)
@@ -146,12 +145,10 @@ def solve(
     return solution
 
 
-def _checked(
-    initial: Tensor, viscosity: float | Tensor, times: Tensor, dtype: torch.dtype
+def checked_problem(
+    initial: Tensor, viscosity: float | Tensor, times: Tensor
 ) -> tuple[Float[Tensor, " b"], list[float]]:
     """The viscosities, one a row, and the times, in float64; raises on what cannot be solved."""
-    if dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     for name, value, shape in (("initial", initial, "b n"), ("times", times, "t")):
         check_tensor(name, value, shape)
         check_finite(name, value)

@@ -12,7 +12,7 @@ provenance as a JSON attribute, which PDEBench's readers ignore.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,9 +30,7 @@ from fst.data.samples import (
     Samples,
     Statistics,
     boundary_observation_indices,
-    index_coordinates,
     index_product,
-    subset_indices,
 )
 from fst.data.source import SPLITS, MadeData, Partition, TestSplit, stored_partition
 from fst.types import Device, check_fields
@@ -216,29 +214,20 @@ class BurgersData(MadeData):
         parts = [(file, getattr(partition, split)) for file, partition in opened]
         rows_of_files = torch.tensor([len(rows) for _, rows in parts])
         total = int(rows_of_files.sum())
-        held = tuple(map(subset_indices, self.grid, grid))
-        observed = boundary_observation_indices(*self.grid)
-        times, cells = (each.to(device) for each in held)
-        time, cell = observed.to(device).unbind(dim=1)
+        empty = torch.empty(0, *self.grid, device=device)
+        none = BurgersSamples.from_solutions(empty).on_grid(grid)
         targets = torch.empty(total, *grid, device=device)
-        values = torch.empty(total, len(time), device=device)
+        values = torch.empty(total, none.observed_values.shape[1], device=device)
         stop = 0
         for (block,) in (block for file, rows in parts for block in file.blocks(rows)):
             start, stop = stop, stop + len(block)
-            whole = block.to(device)  # a GPU takes subsets much faster
-            targets[start:stop] = whole[:, times][:, :, cells]
-            values[start:stop] = whole[:, time, cell]
+            # A GPU takes subsets much faster.
+            some = BurgersSamples.from_solutions(block.to(device)).on_grid(grid)
+            targets[start:stop], values[start:stop] = some.targets, some.observed_values
         condition = None
         if self.condition:
             condition = torch.tensor(self.viscosities).repeat_interleave(rows_of_files)[:, None]
-        return BurgersSamples(
-            grid=self.grid,
-            held=held,
-            targets=targets,
-            observed_positions=index_coordinates(observed, self.grid),
-            observed_values=values,
-            condition=condition,
-        )
+        return replace(none, targets=targets, observed_values=values, condition=condition)
 
 
 class PeriodicSamples(BurgersSamples):

@@ -19,6 +19,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fst.data.burgers import checked_problem
+from fst.types import check_finite, check_tensor
+
 # Quadrature nodes to a standard deviation of the narrowest weight: the equally spaced rule is then
 # wrong by about exp(-2π² · this²).
 _NODES_PER_STD = 1.5
@@ -34,12 +37,14 @@ def exact_solution(
     times: Float[Tensor, " t"],
     positions: Float[Tensor, " q"],
 ) -> Float[Tensor, "b t q"]:
-    """u at `times` and `positions`, in float64 on `initial`'s device.
+    """u at `times`, which increase, and `positions`, in float64 on `initial`'s device.
 
     `initial` holds point values at (i + ½)/n. A function that n samples do not resolve is best
     given with more of them; the cost grows with n · t · q.
     """
-    _check(initial, viscosity, times, positions)
+    checked_problem(initial, viscosity, times)
+    check_tensor("positions", positions, "q")
+    check_finite("positions", positions)
     diffusivity = viscosity / math.pi
     values = initial.detach().double()
     mean = values.mean(dim=1)
@@ -71,10 +76,10 @@ def exact_trajectory(
     The same integrals as above, from each time to the next. In a short time little comes from far
     away, so each x needs only the nodes near it: much less work where there are many times.
     """
-    _check(initial[None], viscosity, times, initial)
     steps = times.diff()
-    if times[0] != 0 or (steps <= 0).any():
+    if len(times) == 0 or times[0] != 0 or (steps <= 0).any():
         raise ValueError("times must rise from 0")
+    checked_problem(initial[None], viscosity, times)
     diffusivity = viscosity / math.pi
     values = initial.detach().double()
     mean = values.mean()
@@ -136,21 +141,6 @@ def _step_from_near(
     total = weights.sum(dim=1)
     above = weights.mul_(near[1]).sum(dim=1)
     return above / total, -(total.log() + largest)
-
-
-def _check(initial: Tensor, viscosity: float, times: Tensor, positions: Tensor) -> None:
-    for name, value, rank in (("initial", initial, 2), ("times", times, 1)):
-        if value.ndim != rank or value.numel() == 0:
-            raise ValueError(f"{name} must have {rank} axes and entries, got {tuple(value.shape)}")
-    if positions.ndim != 1:
-        raise ValueError(f"positions must be (q,), got {tuple(positions.shape)}")
-    for name, value in (("initial", initial), ("times", times), ("positions", positions)):
-        if not value.isfinite().all():
-            raise ValueError(f"{name} must be finite, got NaN or infinity")
-    if not 0 < viscosity < math.inf:
-        raise ValueError(f"viscosity must be positive and finite, got {viscosity}")
-    if (times < 0).any():
-        raise ValueError(f"times must be at least 0, got {times.min().item()}")
 
 
 def _node_count(samples: Float[Tensor, "b n"], diffusivity: float, time: float) -> int:

@@ -227,7 +227,7 @@ class DarcyData(MadeData):
                 )
                 for name, stored in file.items()
             }
-        content[files.STORED] = files.provenance_text(plan.provenance)
+            content[files.STORED] = file.attrs[files.STORED]
         saving = plan.part.with_name(plan.part.name + ".pt")
         with files.writing(plan.path):
             torch.save(content, saving)
@@ -253,19 +253,11 @@ class SquareSamples(GridSamples):
     def __init__(
         self, coefficients: Float[Tensor, "n f r r"], solutions: Float[Tensor, "n f r r"]
     ) -> None:
-        if coefficients.shape != solutions.shape or solutions.ndim != 4:
-            raise ValueError(
-                "coefficients and solutions must have one shape (n, f, r, r), "
-                f"got {tuple(coefficients.shape)} and {tuple(solutions.shape)}"
-            )
         plain = GridSamples.fully_observed(coefficients[:, 0], solutions[:, 0])
         super().__init__(**plain._parts())
         self.coefficients = coefficients
         self.solutions = solutions
         self.moves = solutions.shape[1], 2  # a stored reflection, and 1 where the axes are swapped
-        size = solutions.shape[-1]
-        order = torch.arange(size**2, device=solutions.device).reshape(size, size)
-        self.orders = torch.stack([order.flatten(), order.mT.flatten()])
 
     def to(self, device: Device) -> Self:
         return type(self)(self.coefficients.to(device), self.solutions.to(device))
@@ -275,13 +267,11 @@ class SquareSamples(GridSamples):
     ) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b k"]]:
         if augmentation is None:
             return super().numbers(rows, chosen, None)
-        reflection, swapped = augmentation[:, :1], augmentation[:, 1]
-        order = self.orders[swapped]  # b r²: where each point of the moved field is stored
-        asked = order if chosen is None else order.gather(1, chosen)
-        return (
-            self.coefficients.flatten(2)[rows[:, None], reflection, order],
-            self.solutions.flatten(2)[rows[:, None], reflection, asked],
-        )
+        reflection, swapped = augmentation.unbind(dim=1)
+        stored = (field[rows, reflection] for field in (self.coefficients, self.solutions))
+        unmoved = (swapped == 0)[:, None, None]
+        values, targets = (field.where(unmoved, field.mT).flatten(1) for field in stored)
+        return values, targets if chosen is None else targets.gather(1, chosen)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 from fst.data import point_files
 from fst.data.point_data import PointData, settings_for
 from fst.data.point_files import PointFile, PointFunctions, Points, PointSample
-from fst.data.point_samples import Ragged
-from fst.data.samples import Batch, RunningMoments, Statistics
+from fst.data.point_samples import Ragged, TargetCheck
+from fst.data.samples import Batch, Statistics
 from fst.data.source import SPLITS
 from fst.types import Domain, Observations, check_argument
 
@@ -85,12 +85,7 @@ class PointDataset(Dataset[PointSample]):
         return settings_for(model, self.samples)
 
     def statistics(self) -> Statistics:
-        values = RunningMoments(self.value_channels)
-        targets = RunningMoments(self.output_channels)
-        for rows in self.samples.blocks(np.array(self.rows)):
-            values.see(self.samples.observations(rows).values)
-            targets.see(self.samples.queries(rows).values)
-        return Statistics(*values.result(), *targets.result())
+        return TargetCheck(self.samples).look_through(np.array(self.rows))
 
     def conditions(self) -> Float[Tensor, "n c"]:
         """The condition of every sample; without channels where there is none."""
@@ -106,8 +101,6 @@ class _Listed(PointFile):
     @classmethod
     def of(cls, samples: Sequence[PointSample], domain: Domain) -> "_Listed":
         checked: tuple[Any, ...] = tuple(point_files.checked_samples(samples, domain))
-        if not checked:
-            raise ValueError("samples must hold at least one sample, got none")
         return cls(
             path=Path("the samples"),
             domain=domain,

@@ -52,7 +52,7 @@ def reading(path: Path, expected: str) -> Iterator[None]:
         raise DataError(f"{path}: there is no such file; expected {expected}") from error
     # A damaged file can make HDF5, zip and pickle readers raise almost anything.
     except Exception as error:
-        raise DataError(f"{path}: cannot be read as {expected} ({_first_line(error)})") from error
+        raise DataError(f"{path}: cannot be read as {expected} ({first_line(error)})") from error
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def writing(path: Path) -> Iterator[None]:
         raise
     # HDF5 reports a failed write as OSError or RuntimeError, with the system's reason in its text.
     except (OSError, RuntimeError) as error:
-        reason = _first_line(error)
+        reason = first_line(error)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             reason = "no space left on the disk"
         elif _is_locked(error):
@@ -125,13 +125,9 @@ def _is_locked(error: Exception) -> bool:
     return isinstance(error, BlockingIOError) or "unable to lock file" in str(error)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     text = str(error).strip()
     return text.splitlines()[0][:200] if text else type(error).__name__
-
-
-def part_of(path: Path) -> Path:
-    return path.with_name(path.name + ".part")
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,7 @@ class Plan:
 
     @property
     def part(self) -> Path:
-        return part_of(self.path)
+        return self.path.with_name(self.path.name + ".part")
 
 
 def write_rows(
@@ -193,19 +189,15 @@ def write_rows(
     return plan.part
 
 
-def settle_existing(
-    path: Path, provenance: Provenance, existing: Provenance | None, *, force: bool
-) -> bool:
-    """What to do about a file that is there: True keeps it, False lets it be replaced.
-
-    A file of the same provenance is what was asked for. Any other is somebody's data.
-    """
-    if force or existing == provenance:
-        return not force
+def check_existing(path: Path, existing: Provenance | None, wanted: Provenance) -> None:
+    """Raise unless a file that is there is what was asked for: any other is somebody's data."""
     what = "names no provenance"
     if existing is not None:
-        what = f"is of another provenance ({_difference(existing, provenance)})"
-    raise DataError(f"{path}: exists and {what}; use --force (in Python force=True) to replace it")
+        what = f"is of another provenance ({_difference(existing, wanted)})"
+    if existing != wanted:
+        raise DataError(
+            f"{path}: exists and {what}; use --force (in Python force=True) to replace it"
+        )
 
 
 def read_provenance(path: Path, text: object) -> Provenance | None:
@@ -219,10 +211,6 @@ def read_provenance(path: Path, text: object) -> Provenance | None:
     if not isinstance(found, dict):
         raise DataError(f"{path}: its provenance must be a JSON object, got {type(found).__name__}")
     return found
-
-
-def provenance_text(provenance: Provenance) -> str:
-    return json.dumps(provenance, sort_keys=True)
 
 
 def first_not_finite(rows: np.ndarray) -> int | None:
@@ -295,7 +283,7 @@ def _create_part(plan: Plan) -> None:
             file.create_dataset(name, data=constant)
         for name, value in plan.attributes.items():
             file.attrs[name] = value
-        file.attrs[STORED] = provenance_text(plan.provenance)
+        file.attrs[STORED] = json.dumps(plan.provenance, sort_keys=True)
         file.attrs["complete_rows"] = np.int64(0)
     sync(fresh)
     fresh.replace(plan.part)

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Self, TypeVar
@@ -17,11 +17,11 @@ from typing import Self, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Int, UInt8
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from rich.console import Console
 from torch import Tensor
 
-from fst.data.files import DataError
+from fst.data.files import DataError, first_line
 from fst.data.images import ImageFiles, LabelledImages, Skipped, listed
 from fst.terminal import printable, progress_bar
 from fst.types import Device
@@ -83,7 +83,9 @@ def decoding(data: bytes) -> Iterator[Image.Image]:
         with _memory.taken(size):
             with _explained():
                 opened.load()
-                image = _rgb(_upright(opened))
+                with suppress(Exception):  # unreadable metadata say nothing about the pixels
+                    ImageOps.exif_transpose(opened, in_place=True)
+                image = _rgb(opened)
             yield image
 
 
@@ -95,20 +97,9 @@ def _explained() -> Iterator[None]:
         raise
     # A damaged file can make a decoder raise almost anything, MemoryError included.
     except Exception as error:
-        first = str(error).strip().splitlines()[:1]
         # Pillow's message for unknown content names a buffer by its address.
         unknown = isinstance(error, UnidentifiedImageError)
-        reason = "is not an image" if unknown else "".join(first) or type(error).__name__
-        raise ImageError(reason[:200]) from error
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        # One that is upright is not copied.
-        upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
-        return image if upright else ImageOps.exif_transpose(image)
-    except Exception:  # metadata that cannot be read say nothing about the pixels
-        return image
+        raise ImageError("is not an image" if unknown else first_line(error)) from error
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -135,12 +126,13 @@ class View:
     @classmethod
     def evaluation(cls, image_size: tuple[int, int], resize: int) -> Self:
         """Validation and prediction: for a square, short side to `resize`, then the centre."""
-        return cls(_scaled(image_size, resize), image_size)
+        height, width = (round(side * resize / min(image_size)) for side in image_size)
+        return cls((height, width), image_size)
 
     @classmethod
     def stored(cls, image_size: tuple[int, int], stored_size: int) -> Self:
         """What resident training images keep: the centre, in the shape of the model's images."""
-        shape = _scaled(image_size, stored_size)
+        shape = cls.evaluation(image_size, stored_size).cover
         return cls(shape, shape)
 
     def __call__(self, image: Image.Image) -> UInt8[np.ndarray, "3 h w"]:
@@ -162,18 +154,17 @@ class View:
         return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
-def _scaled(image_size: tuple[int, int], short: int) -> tuple[int, int]:
-    """The size whose short side is `short`, in the shape of `image_size`."""
-    least = min(image_size)
-    return round(image_size[0] * short / least), round(image_size[1] * short / least)
-
-
-def read(files: ImageFiles, row: int) -> bytes:
-    """The bytes of an image; `ImageError` where the disk does not give them."""
+def look_at(files: ImageFiles, row: int, look: Callable[[Image.Image], Seen]) -> Seen | Skipped:
+    """What `look` makes of an image, or why there is none."""
     try:
-        return files.read(row)
+        data = files.read(row)
     except OSError as error:
-        raise ImageError(f"cannot be read ({error.strerror or error})") from error
+        return Skipped(files.title(row), f"cannot be read ({error.strerror or error})")
+    try:
+        with decoding(data) as image:
+            return look(image)
+    except ImageError as error:
+        return Skipped(files.title(row), str(error))
 
 
 def looked_through(
@@ -183,18 +174,11 @@ def looked_through(
     threads: int | None = None,
 ) -> Iterator[list[Seen | Skipped]]:
     """What `look` makes of each image, or why there is none, a block of images at a time."""
-
-    def one(row: int) -> Seen | Skipped:
-        try:
-            with decoding(read(files, row)) as image:
-                return look(image)
-        except ImageError as error:
-            return Skipped(files.title(row), str(error))
-
     with ThreadPoolExecutor(threads or default_threads()) as pool:
         # A block at a time: work that is queued all at once cannot be interrupted.
         for start in range(0, len(rows), _BLOCK):
-            yield list(pool.map(one, rows[start : start + _BLOCK].tolist()))
+            block = rows[start : start + _BLOCK].tolist()
+            yield list(pool.map(lambda row: look_at(files, row, look), block))
 
 
 def decoded(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch.utils.data import get_worker_info
 from fst.classifiers import IMAGENET_MEAN, IMAGENET_STD
 from fst.data.files import DataError
 from fst.data.image_augmentation import Boxes, ImageAugmentation, crop
-from fst.data.image_decoding import ImageError, View, decoding, read
+from fst.data.image_decoding import View, look_at
 from fst.data.images import LabelledImages, Skipped
 from fst.data.samples import Asked, Rows, Streamed
 from fst.types import Device
@@ -218,7 +219,6 @@ class StreamedImages(Streamed, LabelledRows):
         self.transform = transform
         self.workers = workers
         self._device = torch.device(device)
-        self._met: set[str] = set()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -234,8 +234,7 @@ class StreamedImages(Streamed, LabelledRows):
     def received(self, batch: tuple[Tensor, Tensor, list[Skipped]]) -> ImageBatch:
         images, labels, skipped = batch
         for item in skipped:
-            if item.name not in self._met:
-                self._met.add(item.name)
+            if item not in self.skipped:
                 self.skipped.append(item)
                 name = item.name.encode(errors="replace").decode()
                 _log.warning("image skipped: %s: %s; another takes its place", name, item.reason)
@@ -252,13 +251,11 @@ class StreamedImages(Streamed, LabelledRows):
         skipped: list[Skipped] = []
         for candidate in self._candidates(row):
             file = int(self.images.rows[candidate])
-            try:
-                with decoding(read(self.images.files, file)) as image:
-                    changed = self._changed(image, candidate, seed)
-            except ImageError as error:
-                skipped.append(Skipped(self.images.files.title(file), str(error)))
-                continue
-            return changed, int(self.images.labels[candidate]), skipped
+            change = partial(self._changed, row=candidate, seed=seed)
+            found = look_at(self.images.files, file, change)
+            if not isinstance(found, Skipped):
+                return found, int(self.images.labels[candidate]), skipped
+            skipped.append(found)
         source, count = self.images.files.source, f"{len(skipped):,}"
         raise DataError(f"{source}: none of {count} images can be decoded; {skipped[0]}")
 

@@ -114,9 +114,7 @@ class PointData(DataSource):
         if stays_resident(self.storage, file.bytes_of(rows), device, what):
             return PointSamples.read(file, rows, learned=learned).to(device)
         workers = self.workers or min(_MOST_WORKERS, default_threads())
-        streamed = StreamedPoints(file, rows, workers=workers, device=device)
-        streamed.look_through(learned=learned)
-        return streamed
+        return StreamedPoints(file, rows, workers=workers, device=device, learned=learned)
 
     def fingerprint(self, folder: Path) -> dict[str, Any]:
         """The user's own points to the last digit: unlike others', they are never made again.

@@ -412,9 +412,9 @@ def write_points(
     path = Path(path)
     with blame(path):
         check_resolution(domain)
-    if path.exists():
-        files.settle_existing(path, {}, None, force=force)
-    part = files.part_of(path)
+    if path.exists() and not force:
+        files.check_existing(path, None, {})
+    part = path.with_name(path.name + ".part")
     try:
         with files.writing_hdf5(part, path, "w") as file:
             checked = checked_samples(samples, domain)
@@ -446,8 +446,7 @@ def _write(
                 _append(file, f"{group}/{channel}", points.values)
                 sizes[group] += points.sizes.tolist()
         rest += [(each.condition, each.cells, each.name) for each in block]
-    if first is None:
-        raise ValueError("samples must hold at least one sample, got none")
+    assert first is not None
     conditions, cells, names = zip(*rest, strict=True)
     with files.writing(path):
         for group, counted in sizes.items():
@@ -464,7 +463,7 @@ def _write(
             file.attrs[f"{kind}_names"] = [label.name for label in complete]
             file.attrs[f"{kind}_units"] = [label.unit for label in complete]
         if splits is not None:
-            partition = Partition.named({k: np.asarray(v) for k, v in splits.items()}, len(rest))
+            partition = Partition.named(splits, len(rest))
             check_trainable(path, partition, len(rest))
             for name in SPLITS:
                 file[f"split/{name}"] = getattr(partition, name)
@@ -511,6 +510,8 @@ def checked_samples(samples: Iterable[Any], domain: Domain) -> Iterator[PointSam
         checked = PointSample(*observed, *queried, condition, cells=cells, name=sample.name)
         first = first or checked
         yield checked
+    if first is None:
+        raise ValueError("samples must hold at least one sample, got none")
 
 
 def _checked_condition(sample: PointSample, first: PointSample | None) -> np.ndarray | None:
@@ -520,7 +521,7 @@ def _checked_condition(sample: PointSample, first: PointSample | None) -> np.nda
     expected = condition.size
     if first is not None:
         expected = 0 if first.condition is None else np.size(first.condition)
-    flaw = "" if _finite(condition) else " with NaN or infinity"
+    flaw = "" if np.isfinite(np.ma.getdata(condition)).all() else " with NaN or infinity"
     flaw = " with masked ones" if np.ma.is_masked(condition) else flaw
     if condition.shape != (expected,) or flaw:
         raise ValueError(
@@ -546,10 +547,6 @@ def _checked_cells(
     if _outside(cells, queries):
         raise ValueError(f"cells must number its {queries} queries from 0")
     return cells.astype(np.int64)
-
-
-def _finite(numbers: np.ndarray) -> bool:
-    return bool(np.isfinite(np.ma.getdata(numbers)).all())
 
 
 def _real_numbers(field: str, given: ArrayLike, dtype: type = np.float32) -> np.ma.MaskedArray:
@@ -607,7 +604,7 @@ def _checked_points(
         )
     if len(points) == 0:
         raise ValueError(f"{group} must hold at least one point")
-    if not (_finite(points) and _finite(numbers)):
+    if not (np.isfinite(points).all() and np.isfinite(numbers).all()):
         raise ValueError(f"{group} must be finite, got NaN or infinity")
     if not inside(points, domain):
         raise ValueError(f"{group} must lie in the domain {domain.low} to {domain.high}")

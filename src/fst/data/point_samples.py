@@ -90,8 +90,6 @@ class PointSamples(Samples):
     condition: Float[Tensor, "n c"] | None = None
 
     def __post_init__(self) -> None:
-        if {len(self), len(self.observed.sizes), len(self.conditions())} != {len(self)}:
-            raise ValueError("observed, queried and condition must have one row for each sample")
         self.value_channels = self.observed.values.shape[1]
         self.output_channels = self.queried.values.shape[1]
 
@@ -171,8 +169,15 @@ class StreamedPoints(Streamed, Samples):
     """
 
     def __init__(
-        self, file: PointFile, rows: Int[np.ndarray, " n"], *, workers: int, device: Device = "cpu"
+        self,
+        file: PointFile,
+        rows: Int[np.ndarray, " n"],
+        *,
+        workers: int,
+        device: Device = "cpu",
+        learned: bool = False,
     ) -> None:
+        """Looks through all rows once: relative errors must be defined, as in `PointSamples`."""
         self.file = file
         self.rows = rows
         self.workers = workers
@@ -183,8 +188,10 @@ class StreamedPoints(Streamed, Samples):
         self._observed = _limits(file.observation_offsets, rows)
         self._queried = _limits(file.query_offsets, rows)
         self.condition = torch.from_numpy(file.conditions(rows)) if file.condition else None
-        self._statistics: Statistics | None = None
         self._opened: tuple[int, h5py.File] | None = None
+        check = TargetCheck(file)
+        self._statistics = check.look_through(rows, self._open())
+        check.finish(learned=learned)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -213,16 +220,6 @@ class StreamedPoints(Streamed, Samples):
         return self._opened[1]
 
     def statistics(self) -> Statistics:
-        return self.look_through(learned=False) if self._statistics is None else self._statistics
-
-    def look_through(self, *, learned: bool) -> Statistics:
-        """Statistics, from one pass over the split; raise where a relative error is undefined."""
-        values, check = RunningMoments(self.value_channels), TargetCheck(self.file)
-        for rows in self.file.blocks(self.rows):
-            values.see(self.file.observations(rows, self._open()).values)
-            check.see(rows, self.file.queries(rows, self._open()))
-        check.finish(learned=learned)
-        self._statistics = Statistics(*values.result(), *check.targets.result())
         return self._statistics
 
 
@@ -259,6 +256,16 @@ class TargetCheck:
         found = zip(norms.tolist(), queried.sizes.tolist(), strict=True)
         self.norms |= dict(zip(rows.tolist(), found, strict=True))
         self.targets.see(queried.values)
+
+    def look_through(
+        self, rows: Int[np.ndarray, " n"], opened: h5py.File | None = None
+    ) -> Statistics:
+        """See all targets of the given rows; statistics of their values and targets."""
+        values = RunningMoments(self.file.value_channels)
+        for block in self.file.blocks(rows):
+            values.see(self.file.observations(block, opened).values)
+            self.see(block, self.file.queries(block, opened))
+        return Statistics(*values.result(), *self.targets.result())
 
     def finish(self, *, learned: bool) -> None:
         """Raise where a relative error is undefined; of `learned` targets, warn of what hides."""

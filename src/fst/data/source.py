@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Int
 from rich.console import Console
 
-from fst.data.files import DataError, Plan, Produce, blame, settle_existing, write_rows
+from fst.data.files import DataError, Plan, Produce, blame, check_existing, write_rows
 from fst.data.samples import Rows
 from fst.io import publish
 from fst.terminal import Terminal
@@ -178,7 +178,6 @@ class DataSource(ABC):
 
     def channel_names(self, folder: Path) -> tuple[tuple[tuple[str, str], ...], ...]:
         """Names and units of what is observed, and of what is asked for."""
-        del folder
         return self.value_names, self.target_names
 
     def labels(self, folder: Path) -> dict[str, list[list[str]]]:
@@ -331,10 +330,9 @@ class MadeData(DataSource):
     ) -> bool:
         """Make one file, going on from an unfinished one; False if it was there already."""
         plan, produce, at_once = self.plan(path, torch.device(device), *part)
-        if path.exists():
-            existing = None if force else self.layout(path).provenance
-            if settle_existing(path, plan.provenance, existing, force=force):
-                return False
+        if path.exists() and not force:
+            check_existing(path, self.layout(path).provenance, plan.provenance)
+            return False
         at_once = at_once if batch_size is None else batch_size
         write_rows(plan, produce, batch_size=at_once, console=console, force=force)
         self.finish(plan)
