@@ -1,4 +1,4 @@
-"""Does it pay to place anchors well? Oracle positions against even ones, on Burgers.
+"""Do well-chosen anchor positions lower the error? Oracle positions against even ones, on Burgers.
 
     python benchmarks/anchor_gate.py --study --out gate        # what can be represented; CPU
     python benchmarks/anchor_gate.py --out gate --minutes 8.5  # trains; one GPU
@@ -10,7 +10,7 @@
 
 The oracle (`anchor_oracle.py`) sees the true solution, in validation as well: it bounds what a
 predictor of anchors could gain, and is no model one could use. Its positions also reveal where the
-fronts are: what placing alone gains is the difference from `told`. `--kinds` takes, in any number:
+fronts are: what positions alone gain is the difference from `told`. `--kinds` takes, in any number:
 
     oracle    positions equidistribute a monitor of the solution; scales tied to the gaps
     uniform   even positions; scales tied to the (even) gaps by the same rule
@@ -243,13 +243,13 @@ class MuonAdam:
         self.parameters = [p for _, p in named]
         self.matrices: dict[torch.Size, list[int]] = {}
         self.others: list[int] = []
-        for place, (name, p) in enumerate(named):
+        for index, (name, p) in enumerate(named):
             matrix = p.ndim == 2 and min(p.shape) > 8 and name.endswith("weight")
-            (self.matrices.setdefault(p.shape, []) if matrix else self.others).append(place)
+            (self.matrices.setdefault(p.shape, []) if matrix else self.others).append(index)
         device = self.parameters[0].device
         self.buffers = {
-            shape: torch.zeros(len(places), *shape, device=device)
-            for shape, places in self.matrices.items()
+            shape: torch.zeros(len(indices), *shape, device=device)
+            for shape, indices in self.matrices.items()
         }
         self.first, self.second = (
             [torch.zeros_like(self.parameters[i]) for i in self.others] for _ in range(2)
@@ -264,12 +264,12 @@ class MuonAdam:
         self._adam([gradients[i] for i in self.others], rate)
 
     def _muon(self, gradients: list[Tensor], rate: Tensor) -> None:
-        for shape, places in self.matrices.items():
-            buffer, stack = self.buffers[shape], torch.stack([gradients[i] for i in places])
+        for shape, indices in self.matrices.items():
+            buffer, stack = self.buffers[shape], torch.stack([gradients[i] for i in indices])
             buffer.lerp_(stack, 1 - self.momentum)
             update = orthogonalized(stack.lerp(buffer, self.momentum)).float()
             update = update * (rate * (-0.2 * math.sqrt(max(shape))))
-            torch._foreach_add_([self.parameters[i] for i in places], list(update.unbind()))
+            torch._foreach_add_([self.parameters[i] for i in indices], list(update.unbind()))
 
     def _adam(self, gradients: list[Tensor], rate: Tensor) -> None:
         (beta1, beta2), parameters = self.betas, [self.parameters[i] for i in self.others]
@@ -368,17 +368,17 @@ class Training:
         """The step as one CUDA graph; as it is where there is no GPU."""
         if self.device.type != "cuda":
             return self.step
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
             for _ in range(WARM_UP_RUNS):  # the rate is zero: only the optimiser's averages move
                 self.step()
-        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         # Other threads of the process, such as autograd's, may not be forbidden anything.
-        with torch.cuda.graph(graph, stream=beside, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             self.step()
         torch.cuda.synchronize()
         return graph.replay
@@ -698,10 +698,10 @@ def fitted(
 ) -> float:
     density = oracle.monitor(solutions, rows, rule)
     errors = []
-    for place, solution in enumerate(solutions):
+    for index, solution in enumerate(solutions):
         along = oracle.even(1, rows, per_row, solutions.device)
         if kind == "oracle":
-            along = oracle.equidistributed(density[place : place + 1], per_row)
+            along = oracle.equidistributed(density[index : index + 1], per_row)
         factors = torch.tensor([rule.factor, rule.time_factor])
         scales = oracle.tied_scales(along, rule, *factors)
         if kind == "fixed":

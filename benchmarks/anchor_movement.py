@@ -59,10 +59,10 @@ def foreground(images: Tensor) -> Tensor:
     return (distances > otsu(distances)).unflatten(1, images.shape[2:])
 
 
-def blurred(images: Tensor, deviation: float) -> Tensor:
+def blurred(images: Tensor, std: float) -> Tensor:
     """A Gaussian blur of that standard deviation, in pixels; the edge pixels are continued."""
-    reach = math.ceil(3 * deviation)
-    weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / deviation).square())
+    reach = math.ceil(3 * std)
+    weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / std).square())
     weights = weights / weights.sum()
     padded = F.pad(images, (reach,) * 4, mode="replicate").flatten(0, 1).unsqueeze(1)
     smooth = F.conv2d(F.conv2d(padded, weights.view(1, 1, 1, -1)), weights.view(1, 1, -1, 1))

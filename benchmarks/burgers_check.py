@@ -184,9 +184,9 @@ def generation(count: int, batch: int, device: torch.device) -> Row:
     watch = Stopwatch(device)
     each, left = divmod(count, len(burgers.VISCOSITIES))
     slowest = 0.0
-    for place, viscosity in enumerate(burgers.VISCOSITIES):
+    for index, viscosity in enumerate(burgers.VISCOSITIES):
         part = Stopwatch(device)
-        rows = each + (place < left)
+        rows = each + (index < left)
         for start in range(0, rows, batch):
             number = min(batch, rows - start)
             initial = burgers.sample_initial(number, POINTS, SEED, start=start).to(device)

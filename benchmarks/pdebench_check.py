@@ -65,14 +65,14 @@ def read(path: Path) -> tuple[Tensor, Tensor]:
 def observe(u: Tensor, times: Tensor, viscosity: float, source: str) -> tuple[Tensor, Tensor]:
     """(time, cell) of what is observed, and the values there."""
     cells = u.shape[-1]
-    places = boundary_observation_indices(TIMES, cells)
+    indices = boundary_observation_indices(TIMES, cells)
     if source == "solver":
         solution = burgers.solve(u[:, 0].double(), viscosity, burgers.saved_times()).float()
     else:
-        places = places[torch.isin(places[:, 0], times)]
+        indices = indices[torch.isin(indices[:, 0], times)]
         solution = torch.full((len(u), TIMES, cells), torch.nan)
         solution[:, times] = u
-    return places, solution[:, places[:, 0], places[:, 1]]
+    return indices, solution[:, indices[:, 0], indices[:, 1]]
 
 
 def score(
@@ -80,13 +80,13 @@ def score(
 ) -> dict[int | None, tuple[float, ...]]:
     """Relative L2 of every trajectory, by the number of anchors decoded from."""
     u, times = read(path)
-    places, values = observe(u, times, viscosity, source)
+    indices, values = observe(u, times, viscosity, source)
     grid = (TIMES, u.shape[-1])
     samples = BurgersSamples(
         grid=grid,
         held=(times, torch.arange(grid[1])),
         targets=u,
-        observed_positions=index_coordinates(places, grid),
+        observed_positions=index_coordinates(indices, grid),
         observed_values=values,
         condition=torch.full((len(u), 1), viscosity) if model.condition_channels else None,
     ).to(next(model.parameters()).device)
@@ -107,7 +107,7 @@ def main(given: list[str] | None = None) -> list[Row]:
     options = parser.parse_args(given)
     model = fst.from_pretrained(options.weights).to(options.device)
     assert isinstance(model, Operator)
-    marks = {
+    provenance = {
         "file": options.file.name,
         "file_sha256": hashlib.sha256(options.file.read_bytes()).hexdigest(),
         "weights": Path(options.weights).name,
@@ -122,7 +122,7 @@ def main(given: list[str] | None = None) -> list[Row]:
             neighbors=neighbors,
             error=sum(errors) / len(errors),
             errors=errors,
-            **marks,
+            **provenance,
         )
         for source in ("solver", "file")
         for neighbors, errors in score(model, options.file, options.viscosity, source).items()

@@ -229,12 +229,19 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
     tried = read_lines(results / "pdebench" / "rows.jsonl")
     parts = [
         "# Results\n\nWritten by `benchmarks/results.py` from the rows under `results/`. Errors "
-        "are the mean relative L2 on the test set, on its full grid, scored once for each run. All "
-        "data were generated here by the law of the published ones, which were not available to "
-        "us: the paper's numbers beside ours are from its own data and its own, longer training.\n"
+        "are the mean relative L2 on the test set, on its full grid, scored once for each run. The "
+        "published data sets were not available to us: all data were generated here from the same "
+        "distributions. The paper's numbers come from its own data and its own, longer training.\n"
     ]
     if records:
-        parts.append(f"## Runs\n\n{record_table(records).markdown()}{_environments(records)}")
+        parts.append(
+            f"## Runs\n\n{record_table(records).markdown()}{_environments(records)}\n"
+            "One seed says nothing about the spread. A second run of one recipe with other "
+            "settings, or the same weights scored with more evaluation points, is a line of its "
+            "own. `fast/burgers-all/fst` was trained again with targets at every saved time after "
+            "the test score of its first run had shown that one time was left out "
+            "([LOG.md](../LOG.md)).\n"
+        )
     for title, those in (("Equal time", timed), ("Equal steps", counted)):
         for name, each in those.items():
             parts.append(f"## {title}: {each.task}\n\n{_comparison(name, each)}")
@@ -260,9 +267,9 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
         parts.append(f"## Weights that ship with fst\n\n{weights.markdown()}")
     if points := read_lines(results / "evaluation-points" / "rows.jsonl"):
         parts.append(
-            "## More evaluation points in predictions\n\nTrained weights, asked with other numbers "
-            "of evaluation points than they were trained with, on solutions that nothing was "
-            "trained or tested on; milliseconds for one of them, in float32.\n\n"
+            "## More evaluation points in predictions\n\nTrained weights with other numbers of "
+            "evaluation points than in training, on solutions that no training and no test has "
+            "used. The column ms is the time for one solution, in float32.\n\n"
             f"{point_table(points).markdown()}"
         )
     if tried:

@@ -90,7 +90,7 @@ class Stack:
 
 
 class Soap:
-    """In the place of an `Optimizer`, on its groups: SOAP moves those with `matrices`.
+    """In place of an `Optimizer`, on its groups: SOAP moves those with `matrices`.
 
     The matrices that have a gradient in the first step must have one in every step.
     """
@@ -161,8 +161,8 @@ class Soap:
         found = dict(self.adam.state_dict()["state"])
         numbers = {matrix: number for number, matrix in enumerate(self.matrices)}
         for stack in self.stacks:
-            for place, matrix in enumerate(stack.members):
-                entries = {name: getattr(stack, name)[place].clone() for name in STATE}
+            for index, matrix in enumerate(stack.members):
+                entries = {name: getattr(stack, name)[index].clone() for name in STATE}
                 entries["step"] = torch.tensor(float(stack.steps))
                 found[len(self.adam.parameters) + numbers[matrix]] = entries
         return {"state": dict(sorted(found.items()))}

@@ -230,9 +230,9 @@ def problem(
 ) -> tuple[Observations, torch.Tensor, torch.Tensor]:
     """Waves observed and asked anywhere."""
     generator = torch.Generator().manual_seed(0)
-    places = torch.rand(counts.observations + counts.queries, 2, generator=generator).to(device)
-    values = waves(counts.batch, places)[..., None]
+    positions = torch.rand(counts.observations + counts.queries, 2, generator=generator).to(device)
+    values = waves(counts.batch, positions)[..., None]
     sizes = (counts.observations, counts.queries)
-    (seen, asked), (given, targets) = places.split(sizes), values.split(sizes, dim=1)
+    (seen, asked), (given, targets) = positions.split(sizes), values.split(sizes, dim=1)
     seen, asked = (some.expand(counts.batch, -1, -1) for some in (seen, asked))
     return Observations(seen, given), asked, targets

@@ -107,7 +107,7 @@ def test_new_weights_count(emulated):
     agree(after, model(observations)(queries))
     assert len(emulated) == 2
     layer = model.decoder.output[2]
-    layer.bias.data = layer.bias.data + 1  # at another place
+    layer.bias.data = layer.bias.data + 1  # at another address
     for _ in range(2):
         agree(predict(observations)(queries), model(observations)(queries))
     assert len(emulated) == 4

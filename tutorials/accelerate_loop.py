@@ -10,7 +10,7 @@ matters is the small module below.
 #
 # A model of this package answers in two steps: observations to a field, then queries to values.
 # Distributed training and compilers wrap a module and see only what happens inside its `forward`.
-# So put both steps into one. The loss may lie outside.
+# So put both steps into one module. The loss may stay outside.
 import torch
 from accelerate import Accelerator
 from matplotlib import pyplot as plt
@@ -62,7 +62,7 @@ training = DataLoader(rows, batch_size=32, shuffle=True)
 # %%
 # ## The loop
 #
-# `prepare` moves everything to the device and wraps what must be wrapped. Start the script with
+# `prepare` moves everything to the device and wraps it. Start the script with
 # `accelerate launch` to use several GPUs. For Lightning, the module above is the `LightningModule`,
 # and the lines of the inner loop are its `training_step`.
 config = fst.FunctionSpaceConfig(

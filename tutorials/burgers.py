@@ -10,8 +10,8 @@ axes are scaled to [0, 1], and positions are (time, space).
 # %%
 # ## What the model is given
 #
-# An initial condition of the law that the model was trained on, and its solution by the solver of
-# `fst.data.burgers`, which we need for two things: the values on the boundary, and the error.
+# An initial condition from the distribution that the model was trained on, and its solution by
+# `fst.data.burgers`. We need the solution for the values on the boundary and for the error.
 import torch
 from matplotlib import pyplot as plt
 
@@ -27,7 +27,7 @@ exact = burgers.solve(initial, 0.01, torch.linspace(0, 2, TIMES))[0]  # (201, 10
 # ## Ten lines
 #
 # The model observes the first time, and the first and last cell at the 200 later times: 1,424
-# values. It turns them into a field once. The field is then asked wherever we like.
+# values. It turns them into a field once. The field can then be evaluated anywhere.
 model = fst.from_pretrained("burgers-single").eval()
 
 t, x = torch.linspace(0, 1, TIMES), torch.linspace(0, 1, CELLS)
@@ -66,7 +66,7 @@ axes[0].set_ylabel("space")
 plt.show()
 
 # %%
-# ## Ask anywhere
+# ## Queries anywhere
 #
 # A query need not lie on a grid. Here is the steepest front at time 1, at 400 points within a tenth
 # of the domain.

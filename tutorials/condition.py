@@ -63,7 +63,7 @@ model.standardize_condition(viscosities[:, None])
 # ## Training
 #
 # `condition` has one row per sample. The loop is that of [Your own PyTorch loop](own_loop.md), with
-# the mean squared error: a relative one would ask most where viscosity leaves least.
+# the mean squared error: a relative error would give most weight to the samples that decay most.
 positions = x.float()[:, None]
 
 
@@ -116,7 +116,7 @@ plt.show()
 # %%
 # ## The error by viscosity
 #
-# Over new waves, beside the size of what is left of them. Low viscosity is the hardest: fronts are
+# Over new waves, with the size of what is left of them. Low viscosity is the hardest: fronts are
 # steep. At high viscosity little is left to predict.
 NEW = 64  # 2 in tests
 start = waves(NEW)

@@ -8,7 +8,7 @@ the coefficient on a 128 × 128 grid to the pressure at any point.
 # %%
 # ## A sample
 #
-# The law and the solver are those of `fst.data.darcy`, the same as in NeuralOperator's data: a
+# Coefficient and solver are those of `fst.data.darcy`, the same as in NeuralOperator's data: a
 # sample is solved on a fine grid, and every eighth node is kept. The model was trained on such
 # samples with another seed.
 import torch
@@ -27,7 +27,7 @@ exact = solution[0]
 # %%
 # ## Prediction
 #
-# The model observes the coefficient at every node. We ask for the pressure at every other one.
+# The model observes the coefficient at every node. The queries are every other node.
 # Positions are scaled: the kept nodes run from 0 to 1.
 model = fst.from_pretrained("darcy").eval()
 axis = torch.linspace(0, 1, NODES)
@@ -42,7 +42,7 @@ print(f"relative L2 error {error:.4f}")
 # %%
 # ## Pictures
 #
-# Pressure is high where the ground lets little through. Crosses are the anchors.
+# Pressure is high where the coefficient is low. Crosses are the anchors.
 figure, axes = plt.subplots(1, 4, figsize=(11, 2.9), layout="constrained", sharey=True)
 top = float(exact.max())
 pictures = (

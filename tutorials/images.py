@@ -7,7 +7,8 @@ and their mean feature gives the scores of the classes.
 # %%
 # ## Pictures of shapes
 #
-# Bright discs, squares and crosses of random size and place on a dark, noisy ground, 32 × 32 pixels.
+# Bright discs, squares and crosses of random size and position on a dark, noisy background, 32 × 32
+# pixels.
 import torch
 from matplotlib import pyplot as plt
 

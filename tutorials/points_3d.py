@@ -7,7 +7,7 @@ for it elsewhere. Nothing changes but the number of axes.
 # %%
 # ## Samples
 #
-# Three smooth sources per sample, 120 sensors and 400 queries, all at random places of the unit
+# Three smooth sources per sample, 120 sensors and 400 queries, all at random positions in the unit
 # box.
 import tempfile
 from pathlib import Path
@@ -67,7 +67,7 @@ model = fst.from_pretrained(folder / "run" / "best").eval()
 # %%
 # ## A slice through a new sample
 #
-# The field is asked on a plane at height 0.5, which no sensor lies in exactly. Sensors within 0.1
+# The field is evaluated on a plane at height 0.5. No sensor lies exactly in it. Sensors within 0.1
 # of the plane are drawn.
 sources, new = sample(100_000)
 seen = fst.Observations(

@@ -37,7 +37,7 @@ def value(wave, positions):
 
 
 # %%
-# ## A small model, trained on the spot
+# ## A small model, trained here
 #
 # 8 × 8 anchors and 32 features. Rows are staggered, and length scales follow the spacing: see
 # [Which anchors](../anchors.md). Every step draws new fields and new sensors: between 5 and 60 of

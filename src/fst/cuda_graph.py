@@ -28,7 +28,7 @@ from fst.kernels import fuse
 from fst.model import FunctionSpaceTransformer
 from fst.types import Anchors, Observations, check_queries
 
-# Shapes that are remembered, the least recently used going first: the captured of each holds the
+# Shapes that are cached, the least recently used going first: the captured of each holds the
 # memory it works in. With more shapes than these in turn, nothing is captured.
 MOST_SHAPES = 8
 

@@ -75,13 +75,13 @@ def restored(w: Weights, values: np.ndarray) -> np.ndarray:
 
 def deeponet(w: Weights, observations: Observations, queries: np.ndarray) -> np.ndarray:
     answers = []
-    for values, places in zip(observations.values.numpy(), queries, strict=True):
+    for values, points in zip(observations.values.numpy(), queries, strict=True):
         v = standardized(w, values)[:, 0]
         hidden = np.maximum(linear(w, "branch.0", v), 0)
         coefficients = linear(w, "branch.2", hidden)
         sample = []
-        for place in places:
-            hidden = np.maximum(linear(w, "trunk.0", place), 0)
+        for point in points:
+            hidden = np.maximum(linear(w, "trunk.0", point), 0)
             basis = np.maximum(linear(w, "trunk.2", hidden), 0)
             sample.append([sum(coefficients * basis) + w["bias"]])
         answers.append(sample)
@@ -126,7 +126,7 @@ def perceiver_io(
     w: Weights, config: PerceiverIOConfig, observations: Observations, queries: np.ndarray
 ) -> np.ndarray:
     answers = []
-    for sample, places in enumerate(queries):
+    for sample, points in enumerate(queries):
         embed = lambda x: mlp(w, "embed_position", fourier(x, config.fourier_bands))  # noqa: E731
         values = standardized(w, observations.values[sample].numpy())
         tokens = embed(observations.positions[sample].numpy()) + linear(w, "embed_value", values)
@@ -136,7 +136,7 @@ def perceiver_io(
         latents = perceiver_block(w, "read", config.heads, latents, tokens)
         for layer in range(config.layers):
             latents = perceiver_block(w, f"mix.{layer}", config.heads, latents, None)
-        answered = perceiver_block(w, "answer", config.heads, embed(places), latents)
+        answered = perceiver_block(w, "answer", config.heads, embed(points), latents)
         answers.append(linear(w, "output", layer_norm(w, "norm", answered)))
     return restored(w, np.array(answers))
 
@@ -164,11 +164,11 @@ def test_transolver_equals_its_restatement(problem):
     model = stirred_baseline(config).double()
     w = weights_of(model)
     expected = []
-    for positions, values, places in zip(
+    for positions, values, points in zip(
         observations.positions.numpy(), observations.values.numpy(), queries.numpy(), strict=True
     ):
         seen = [[*x, v, 1.0] for x, (v,) in zip(positions, standardized(w, values), strict=True)]
-        asked = [[*q, 0.0, 0.0] for q in places]
+        asked = [[*q, 0.0, 0.0] for q in points]
         expected.append(point_network(w, config, np.array(seen + asked))[len(seen) :])
     assert_equal_to_ten_digits(model(observations)(queries), restored(w, np.array(expected)))
 

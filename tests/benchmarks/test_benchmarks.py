@@ -327,8 +327,8 @@ def test_a_trained_model_is_taken_for_the_local_blends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, 5.0])
-def test_changed_results_beside_others_are_counted(wrong: float) -> None:
-    beside = module("beside")
+def test_changed_results_on_a_shared_gpu_are_counted(wrong: float) -> None:
+    shared_gpu = module("shared_gpu")
     prediction, gradient = torch.zeros(3), torch.ones(4)
     calls = iter(range(1_000_000))
 
@@ -337,7 +337,7 @@ def test_changed_results_beside_others_are_counted(wrong: float) -> None:
         prediction.fill_(torch.nan if number == 2 else 0.5)
         gradient[0] = wrong if number == 3 else 1.0
 
-    found = beside.count(
+    found = shared_gpu.count(
         replay, (prediction, gradient), (torch.full((3,), 0.5), torch.ones(4)), 0.2
     )
     assert found["passes"] > 4

@@ -1,4 +1,4 @@
-"""Rows of trained weights asked with other numbers of evaluation points."""
+"""Rows of trained weights with other numbers of evaluation points."""
 
 import json
 import statistics

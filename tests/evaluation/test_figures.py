@@ -55,12 +55,12 @@ def meshes(axes):
 
 def test_solutions_show_reference_prediction_and_error(fields):
     figure = figures.solutions(fields, samples=[2])
-    shown = [meshes(place)[0] for place in figure.axes if meshes(place)][:3]
+    shown = [meshes(panel)[0] for panel in figure.axes if meshes(panel)][:3]
     truth, prediction = (each.reshape(GRID) for each in fields.answers(2))
     for mesh, expected in zip(shown, (truth, prediction, np.abs(prediction - truth)), strict=True):
         np.testing.assert_array_equal(mesh.get_array(), expected)
     assert shown[0].norm is shown[1].norm  # reference and prediction share their colours
-    assert f"{fields.errors[2]:.4f}" in "".join(place.get_title() for place in figure.axes)
+    assert f"{fields.errors[2]:.4f}" in "".join(panel.get_title() for panel in figure.axes)
     assert is_png(figure)
 
 
@@ -73,26 +73,26 @@ def test_colour_bars_say_whether_predictions_lie_beyond_them(fields, low, high, 
     shown = replace(fields, truth=ramp, prediction=low + (high - low) * ramp)
     figure = figures.solutions(shown, samples=[0])
     bars = [
-        mesh.colorbar.extend for place in figure.axes for mesh in meshes(place) if mesh.colorbar
+        mesh.colorbar.extend for panel in figure.axes for mesh in meshes(panel) if mesh.colorbar
     ]
     assert bars == [extend, "neither"]  # of the values, and of the error
 
 
 def test_the_axes_say_what_they_are(fields):
     figure = figures.solutions(replace(fields, target_labels=np.array(["u (m/s)"])), samples=[0])
-    place = figure.axes[0]
-    assert (place.get_xlabel(), place.get_ylabel()) == ("space x", "time t")
-    assert place.get_xlim() == pytest.approx((0, 1))
-    assert place.get_ylim() == pytest.approx((0, 2))
+    panel = figure.axes[0]
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("space x", "time t")
+    assert panel.get_xlim() == pytest.approx((0, 1))
+    assert panel.get_ylim() == pytest.approx((0, 2))
     bars = {each.get_ylabel() for each in figure.axes}
     assert {"u (m/s)", "|error|, u (m/s)"} <= bars
 
 
 def test_x_runs_to_the_right_with_its_true_length(points):
     wide = replace(points, axis_labels=np.array(["x (m)", "y (m)"]), high=np.array([3.0, 1.0]))
-    place = figures.solutions(wide, samples=[0]).axes[0]
-    assert (place.get_xlabel(), place.get_ylabel()) == ("x (m)", "y (m)")
-    assert (place.get_xlim(), place.get_aspect()) == ((0, 3), 1.0)
+    panel = figures.solutions(wide, samples=[0]).axes[0]
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("x (m)", "y (m)")
+    assert (panel.get_xlim(), panel.get_aspect()) == ((0, 3), 1.0)
     other = replace(points, axis_labels=np.array(["x (m)", "y (s)"]))
     assert figures.solutions(other, samples=[0]).axes[0].get_aspect() == "auto"
     turned = replace(points, axis_labels=np.array(["y", "x"]))
@@ -101,7 +101,7 @@ def test_x_runs_to_the_right_with_its_true_length(points):
 
 def test_scattered_points_are_drawn_where_they_are(points):
     figure = figures.solutions(points, samples=[0])
-    kinds = [c for place in figure.axes for c in place.collections if isinstance(c, PathCollection)]
+    kinds = [c for panel in figure.axes for c in panel.collections if isinstance(c, PathCollection)]
     seen, truth, prediction, error = kinds[:4]
     positions, values = points.observations(0)
     right, found = (each[:, 0] for each in points.answers(0))
@@ -130,7 +130,7 @@ def test_squares_are_large_where_points_leave_room(points):
 def test_meshes_are_drawn_as_triangles(points):
     meshed = replace(points, triangles=np.array([[0, 0, 1, 2], [0, 2, 3, 4]]))
     figure = figures.solutions(meshed, samples=[0])
-    drawn = [c for place in figure.axes for c in place.collections if isinstance(c, TriMesh)]
+    drawn = [c for panel in figure.axes for c in panel.collections if isinstance(c, TriMesh)]
     assert len(drawn) == 3
     np.testing.assert_array_equal(drawn[0].get_array(), points.answers(0)[0][:, 0])
     assert is_png(figure)
@@ -163,7 +163,7 @@ def test_one_axis_is_drawn_as_curves_in_the_order_of_the_axis():
     np.testing.assert_array_equal(truth.get_xydata(), [[1, 10], [2, 20], [3, 30]])
     np.testing.assert_array_equal(prediction.get_xydata(), [[1, 12], [2, 17], [3, 31]])
     np.testing.assert_array_equal(error.lines[0].get_xydata(), [[1, 2], [2, 3], [3, 1]])
-    assert all(place.get_xlim() == (-1, 4) for place in figure.axes)
+    assert all(panel.get_xlim() == (-1, 4) for panel in figure.axes)
     assert (answers.get_title(), answers.get_xlabel()) == ("sample 7", "t (s)")
     assert "0.2500" in error.get_title()
 
@@ -188,31 +188,31 @@ def test_three_axes_are_drawn_in_slices():
         "prediction": queries @ np.array([[100.0], [10.0], [2.0]]),
     }
     for normal, names in ((0, ("y", "z")), (1, ("x", "z")), (2, ("x", "y"))):
-        place = figures.solutions(Fields(**parts), [0], 0, normal).axes[0]
-        assert (place.get_xlabel(), place.get_ylabel()) == names
+        panel = figures.solutions(Fields(**parts), [0], 0, normal).axes[0]
+        assert (panel.get_xlabel(), panel.get_ylabel()) == names
         weights = np.delete([100.0, 10.0, 1.0], normal)
         middle = 0.5 * (100.0, 10.0, 1.0)[normal]
         even = np.linspace(0, 1, 5)
         expected = middle + weights[0] * even + weights[1] * even[:, None]
-        np.testing.assert_allclose(meshes(place)[0].get_array(), expected)
+        np.testing.assert_allclose(meshes(panel)[0].get_array(), expected)
 
 
 def test_profiles_lie_over_the_reference(fields):
     other = replace(fields, model=np.array("FNO"), prediction=fields.truth + 1)
     figure = figures.profiles([("mine", fields), ("theirs", other)], most=1)
     assert figure.axes[0].get_title(loc="left") == fields.title(0)
-    assert [place.get_title(loc="right") for place in figure.axes] == [
+    assert [panel.get_title(loc="right") for panel in figure.axes] == [
         "mine (dashed) and reference", "theirs (dashed) and reference"
     ]  # fmt: skip
     cuts, along, truth, prediction = figures.sections(fields, 0)
     np.testing.assert_array_equal(truth[0], fields.truth[0, : GRID[1], 0])
-    for place, expected in zip(figure.axes, (prediction, truth + 1), strict=True):
+    for panel, expected in zip(figure.axes, (prediction, truth + 1), strict=True):
         for reference, found, right, wanted in zip(
-            place.lines[::2], place.lines[1::2], truth, expected
+            panel.lines[::2], panel.lines[1::2], truth, expected
         ):
             np.testing.assert_array_equal(reference.get_ydata(), right)
             np.testing.assert_allclose(found.get_xydata(), np.stack([along, wanted], axis=1))
-    assert len({place.get_ylim() for place in figure.axes}) == 1
+    assert len({panel.get_ylim() for panel in figure.axes}) == 1
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [f"t = {cut:.3g}" for cut in cuts]
     assert is_png(figure)
@@ -227,8 +227,8 @@ def test_anchors_stand_where_they_are(fields):
 
 def test_the_dense_field_ends_where_the_queries_end(points):
     half = replace(points, queries=points.queries * np.array([0.3, 1.0], np.float32))
-    places, values = figures.dense_field(half, 1)
-    far = places[:, 0] > 0.8
+    positions, values = figures.dense_field(half, 1)
+    far = positions[:, 0] > 0.8
     assert np.ma.getmaskarray(values)[far].all()
     assert not np.ma.getmaskarray(values).all()
 
@@ -248,9 +248,9 @@ def test_the_error_over_time_is_relative_to_the_solution_then(fields):
 
 def test_the_spread_of_errors_stands_beside_trivial_predictors():
     rows = [made_row(), made_row(model="mean", parameters=0, errors=(0.7, 0.8, 0.9))]
-    (place,) = figures.histogram(rows).axes
-    assert sum(bar.get_height() for bar in place.patches) == 3
-    assert [float(line.get_xdata()[0]) for line in place.lines] == pytest.approx([0.3, 0.8])
+    (panel,) = figures.histogram(rows).axes
+    assert sum(bar.get_height() for bar in panel.patches) == 3
+    assert [float(line.get_xdata()[0]) for line in panel.lines] == pytest.approx([0.3, 0.8])
     assert figures.histogram([made_row(errors=(0.1,))]) is None
 
 
@@ -300,8 +300,8 @@ def test_without_fno_there_is_no_difference():
 def test_local_decoding_against_all_anchors():
     rows = [made_row(errors=(0.1,))]
     rows += [made_row(errors=(0.1 + 1 / k,), neighbors=k) for k in (1, 4, 16)]
-    (place,) = figures.local_decoding(rows).axes
-    curve, level = place.lines
+    (panel,) = figures.local_decoding(rows).axes
+    curve, level = panel.lines
     assert list(curve.get_xdata()) == [1, 4, 16]
     np.testing.assert_allclose(curve.get_ydata(), [1.1, 0.35, 0.1625])
     assert set(level.get_ydata()) == {0.1}

@@ -96,7 +96,7 @@ def test_the_page_is_whole_and_carries_its_images(written):
     _, page = written
     text = page.read_text()
     parsed = Checked(text)
-    # Histogram, grids, local decoding; of both runs ranked samples, samples by place and errors
+    # Histogram, grids, local decoding; of both runs ranked samples, samples by position and errors
     # over the domain, of one its anchors; profiles of both, time and spectra, training.
     assert len(parsed.images) == 13
     for image in parsed.images:
@@ -141,8 +141,8 @@ def test_the_report_is_the_same_twice(written):
 
 
 def test_runs_of_one_name_and_one_run_given_twice(tmp_path):
-    for place in ("a", "b"):
-        score(tmp_path / place / "run", ConstantModel(), "FNO")
+    for folder in ("a", "b"):
+        score(tmp_path / folder / "run", ConstantModel(), "FNO")
     page = report([tmp_path / "a" / "run"] * 2 + [tmp_path / "b" / "run"], tmp_path / "out")
     names = {path.name for path in (page.parent / "figures").iterdir()}
     assert {"run-solutions.png", "run--2--solutions.png"} <= names

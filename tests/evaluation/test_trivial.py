@@ -162,11 +162,11 @@ def test_linear_diffusion_is_the_heat_equation(cells):
 
 def test_between_observations_the_initial_condition_is_linear():
     order = torch.randperm(9)
-    places = torch.linspace(0, 1, 9)[order]
-    initial = torch.stack([torch.zeros(9), places], dim=-1)
+    along = torch.linspace(0, 1, 9)[order]
+    initial = torch.stack([torch.zeros(9), along], dim=-1)
     later = torch.tensor([[0.5, 0.0], [0.5, 1.0]])
     positions = torch.cat([initial, later])[None]
-    values = torch.cat([3 * places - 1, torch.tensor([7.0, 7.0])])[None, :, None]
+    values = torch.cat([3 * along - 1, torch.tensor([7.0, 7.0])])[None, :, None]
     queries = torch.rand(1, 30, 2)
     expected = 3 * queries[..., 1:] - 1
     held = held_initial(Observations(positions, values), queries)

@@ -92,11 +92,11 @@ class Browser:
             f"(document.getElementById('{name}').getBoundingClientRect())"
         )
         left, top, width, height = self.evaluate(script)
-        places = [(left + width * x, top + height * y) for x, y in points]
-        for index, (x, y) in enumerate(places):
+        pixels = [(left + width * x, top + height * y) for x, y in points]
+        for index, (x, y) in enumerate(pixels):
             kind = "mouseMoved" if index else "mousePressed"
             self._mouse(kind, x, y)
-        self._mouse("mouseReleased", *places[-1])
+        self._mouse("mouseReleased", *pixels[-1])
 
     def point(self, name: str, x: float, y: float) -> None:
         self.drag(name, [(x, y), (x, y)])

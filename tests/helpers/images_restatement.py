@@ -129,20 +129,20 @@ class ImageRestatement:
             x = x + attention(w, f"{b}.cross_attention", heads, normed, observed)
             x = x + mlp(w, f"{b}.feed_forward", layer_norm(w, f"{b}.feed_norm", x))
         scores = linear(w, f"{name}.coordinates.head", layer_norm(w, f"{name}.tokens.norm", x))
-        places = []
+        coordinates = []
         for row in range(config.rows):
             gaps = 0.5 * (scores[:, row] + np.sqrt(scores[:, row] ** 2 + 4)) + 0.10
             along = np.concatenate([[0.0], np.cumsum(gaps / gaps.sum())])
-            places += [(row / (config.rows - 1), x) for x in along]
+            coordinates += [(row / (config.rows - 1), x) for x in along]
         scales = np.clip(np.exp(w[f"{name}.scales.base"]), 0.015, 0.30)
-        return np.array(places), np.stack([scales, scales], -1)
+        return np.array(coordinates), np.stack([scales, scales], -1)
 
-    def read(self, z, tokens, places, centres, size):
+    def read(self, z, tokens, coordinates, centres, size):
         """Equation 2 with the bias of the images."""
         w, name, heads = self.w, "layer.read", self.config.heads
         sigma = np.clip(np.exp(w[f"{name}.attention.bias.log_sigma"]), 0.03, 0.60)
-        bias = np.empty((len(places), len(centres)))
-        for j, a in enumerate(places):
+        bias = np.empty((len(coordinates), len(centres)))
+        for j, a in enumerate(coordinates):
             for i, c in enumerate(centres):
                 bias[j, i] = -(np.sum((a - c) ** 2) + np.sum(size**2) / 12) / (2 * sigma**2)
         observed = layer_norm(w, f"{name}.norm_h", tokens)
@@ -156,19 +156,19 @@ class ImageRestatement:
         u = z + linear(w, f"{name}.attention.output", np.concatenate(mixed, -1))
         return u + mlp(w, f"{name}.feed_forward", layer_norm(w, f"{name}.norm_2", u))
 
-    def update(self, z, places, scales, points):
+    def update(self, z, coordinates, scales, points):
         """Equations 3 to 5."""
         w, name, heads = self.w, "layer.update", self.config.heads
 
         def evaluated(at):
-            blended = np.concatenate([rbf_weights(at, places, scales) @ z, self.embed(at)], -1)
+            blended = np.concatenate([rbf_weights(at, coordinates, scales) @ z, self.embed(at)], -1)
             return mlp(w, f"{name}.evaluate", blended, "first", "second")
 
         e = evaluated(points)
         normed = layer_norm(w, f"{name}.norm_e", e)
         g = e + attention(w, f"{name}.mix", heads, normed, normed)
         g = g + mlp(w, f"{name}.mix_feed", layer_norm(w, f"{name}.norm_g", g))
-        queries = layer_norm(w, f"{name}.norm_q", evaluated(places))
+        queries = layer_norm(w, f"{name}.norm_q", evaluated(coordinates))
         v = z + attention(w, f"{name}.write", heads, queries, layer_norm(w, f"{name}.norm_e", g))
         return v + mlp(w, f"{name}.write_feed", layer_norm(w, f"{name}.norm_v", v))
 
@@ -178,10 +178,12 @@ class ImageRestatement:
         parts, low, high = self.patches(image)
         centres, size = (low + high) / 2, (high - low)[0]
         tokens = self.tokens(parts, low, high)
-        places, scales = self.anchors(tokens, centres)
-        z, steps = linear(w, "initial_position", self.embed(places)), []
+        coordinates, scales = self.anchors(tokens, centres)
+        z, steps = linear(w, "initial_position", self.embed(coordinates)), []
         for _ in range(self.config.refinement_steps):
-            z = self.update(self.read(z, tokens, places, centres, size), places, scales, points)
+            z = self.update(
+                self.read(z, tokens, coordinates, centres, size), coordinates, scales, points
+            )
             steps.append(z)
         pooled = layer_norm(w, "head.norm", z).mean(0)
-        return tokens, (places, scales), steps, linear(w, "head.output", pooled)
+        return tokens, (coordinates, scales), steps, linear(w, "head.output", pooled)

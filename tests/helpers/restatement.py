@@ -110,7 +110,7 @@ class Restatement:
         axes, gaps, rows = len(config.low), len(tokens), config.row_count
         h = h.reshape(gaps, rows, axes)
         fixed = [np.linspace(0, 1, n) for n in config.rows]
-        places, adjustments = [], []
+        coordinates, adjustments = [], []
         for row in range(rows):
             gap = 0.5 * (scores[:, row] + np.sqrt(scores[:, row] ** 2 + 4)) + 0.10
             gap = gap / gap.sum()
@@ -119,20 +119,20 @@ class Restatement:
                 along.append(along[-1] + g)
             others = [f[i] for f, i in zip(fixed, np.unravel_index(row, config.rows or (1,)))]
             for j in range(gaps + 1):
-                place = list(others)
-                place.insert(config.adaptive_axis, along[j])
-                places.append(place)
+                coordinate = list(others)
+                coordinate.insert(config.adaptive_axis, along[j])
+                coordinates.append(coordinate)
                 near = [k for k in (j - 1, j) if 0 <= k < gaps]
                 adjustments.append(np.log(4) * np.tanh(np.mean([h[k, row] for k in near], axis=0)))
         bases = (w[f"{name}.scales.{kind}_base"] for kind in ("refinement", "decoding"))
         scales = [np.clip(np.exp(b[:, None] + np.array(adjustments)), 0.015, 0.30) for b in bases]
-        return np.array(places), *scales
+        return np.array(coordinates), *scales
 
-    def point_mlp(self, name, blended, places, c):
-        x = self.beside(np.concatenate([blended, self.embed(places)], -1), c)
+    def point_mlp(self, name, blended, coordinates, c):
+        x = self.beside(np.concatenate([blended, self.embed(coordinates)], -1), c)
         return mlp(self.w, name, x, "first", "second")
 
-    def layer(self, z, tokens, places, scales, c, points):
+    def layer(self, z, tokens, coordinates, scales, c, points):
         """Equations 2 to 5 for one refinement step at the evaluation points given."""
         w, heads = self.w, self.config.heads
         read, update = "layer.read", "layer.update"
@@ -142,20 +142,26 @@ class Restatement:
         )
         z = u + mlp(w, f"{read}.feed_forward", layer_norm(w, f"{read}.norm_2", u))
 
-        e = self.point_mlp(f"{update}.evaluate", rbf_weights(points, places, scales) @ z, points, c)
+        e = self.point_mlp(
+            f"{update}.evaluate", rbf_weights(points, coordinates, scales) @ z, points, c
+        )
         normed = layer_norm(w, f"{update}.norm_e", e)
         g = e + attention(w, f"{update}.mix", heads, normed, normed)
         g = g + mlp(w, f"{update}.mix_feed", layer_norm(w, f"{update}.norm_g", g))
 
-        q = self.point_mlp(f"{update}.evaluate", rbf_weights(places, places, scales) @ z, places, c)
+        q = self.point_mlp(
+            f"{update}.evaluate", rbf_weights(coordinates, coordinates, scales) @ z, coordinates, c
+        )
         memory = layer_norm(w, f"{update}.norm_e", g)
         v = z + attention(w, f"{update}.write", heads, layer_norm(w, f"{update}.norm_q", q), memory)
         return v + mlp(w, f"{update}.write_feed", layer_norm(w, f"{update}.norm_v", v))
 
-    def decode(self, z, places, scales, queries, c):
+    def decode(self, z, coordinates, scales, queries, c):
         """Equation 6 and the decoder of the appendix."""
         w = self.w
-        x = self.point_mlp("decoder.evaluate", rbf_weights(queries, places, scales) @ z, queries, c)
+        x = self.point_mlp(
+            "decoder.evaluate", rbf_weights(queries, coordinates, scales) @ z, queries, c
+        )
         x = x + mlp(
             w, "decoder.feed_forward.feed_forward", layer_norm(w, "decoder.feed_forward.norm", x)
         )
@@ -168,15 +174,15 @@ class Restatement:
         c = self.condition(raw_condition)
         x = mlp(w, "encode_values", np.concatenate([self.embed(positions), values], -1))
         tokens = x + mlp(w, "encode_feed.feed_forward", layer_norm(w, "encode_feed.norm", x))
-        places, refinement, decoding = self.anchors(positions, values, c)
-        z = linear(w, "initial_position", self.embed(places))
+        coordinates, refinement, decoding = self.anchors(positions, values, c)
+        z = linear(w, "initial_position", self.embed(coordinates))
         if c is not None:
             z = z + linear(w, "initial_condition", c)
         steps = []
         for indices, uniform in zip(*draws):
-            points = np.concatenate([places[indices], uniform])
-            z = self.layer(z, tokens, places, refinement, c, points)
+            points = np.concatenate([coordinates[indices], uniform])
+            z = self.layer(z, tokens, coordinates, refinement, c, points)
             steps.append(z)
-        answer = self.decode(z, places, decoding, queries, c)
+        answer = self.decode(z, coordinates, decoding, queries, c)
         answer = answer * w["standardize_outputs.deviation"] + w["standardize_outputs.mean"]
-        return (places, refinement, decoding), steps, answer
+        return (coordinates, refinement, decoding), steps, answer

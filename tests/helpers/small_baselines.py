@@ -59,16 +59,16 @@ def heat_solutions(count: int, grid: tuple[int, int], seed: int = 0) -> Tensor:
 
 def grid_queries(count: int, grid: tuple[int, ...]) -> Tensor:
     """Every point of the grid, for each of `count` samples."""
-    places = index_product(tuple(torch.arange(size) for size in grid))
-    return index_coordinates(places, grid).expand(count, -1, -1)
+    indices = index_product(tuple(torch.arange(size) for size in grid))
+    return index_coordinates(indices, grid).expand(count, -1, -1)
 
 
 def observe_boundary(solutions: Tensor, condition: Tensor | None = None) -> Observations:
     """What Burgers observes of (b t x): the initial time and both ends of every later one."""
     grid = (solutions.shape[1], solutions.shape[2])
-    places = boundary_observation_indices(*grid)
-    positions = index_coordinates(places, grid).to(solutions.dtype)
-    values = solutions[:, places[:, 0], places[:, 1], None]
+    indices = boundary_observation_indices(*grid)
+    positions = index_coordinates(indices, grid).to(solutions.dtype)
+    values = solutions[:, indices[:, 0], indices[:, 1], None]
     return Observations(positions.expand(len(solutions), -1, -1), values, condition)
 
 

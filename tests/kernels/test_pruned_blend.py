@@ -81,7 +81,7 @@ def test_what_has_no_number_is_seen(which):
     assert pruned.pruned_blend(*inputs).isnan().any()
     nearest = pruned.nearest_blend(*inputs, 5).isnan()
     assert nearest.any()
-    assert nearest.all() == (which == 1)  # without a place, it may be near to all
+    assert nearest.all() == (which == 1)  # without a position it may be near to all
     assert blend(rbf_weights(*inputs[:3], 5), inputs[3]).isnan().any()
 
 

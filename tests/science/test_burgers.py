@@ -291,9 +291,9 @@ def test_a_moving_frame_changes_nothing() -> None:
     drift = 2 / 128 / 0.05  # two cells between saved times
     solution = burgers.solve(initial, 0.01, times)
     drifting = burgers.solve(initial + drift, 0.01, times)
-    for place in range(len(times)):
-        expected = solution[:, place].roll(2 * place, dims=1) + drift
-        torch.testing.assert_close(drifting[:, place], expected, rtol=0, atol=1e-11)
+    for step in range(len(times)):
+        expected = solution[:, step].roll(2 * step, dims=1) + drift
+        torch.testing.assert_close(drifting[:, step], expected, rtol=0, atol=1e-11)
 
 
 # Batches, steps, types, errors

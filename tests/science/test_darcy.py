@@ -323,9 +323,9 @@ def test_field_has_the_stated_covariance():
     exact = torch.einsum("ijpq,klpq->ijkl", basis, basis).flatten(2).flatten(0, 1)
     variance = exact.diagonal()
     spread = ((variance[:, None] * variance + exact.square()) / count).sqrt()
-    deviation = (empirical - exact) / spread
-    assert deviation.abs().max() < 5
-    assert deviation.square().mean() == pytest.approx(1, abs=0.3)
+    standardized = (empirical - exact) / spread
+    assert standardized.abs().max() < 5
+    assert standardized.square().mean() == pytest.approx(1, abs=0.3)
 
 
 def test_neighbours_on_the_16_grid_differ_as_in_the_published_data():

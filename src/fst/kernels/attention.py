@@ -214,7 +214,7 @@ BACKWARD_QUERIES = _tiles(64, 32, 4, 3)
 
 
 def _widened(size: int) -> int:
-    return max(16, triton.next_power_of_2(size))
+    return max(16, int(triton.next_power_of_2(size)))
 
 
 def _strides(*tensors: Tensor) -> tuple[list[int], int]:

@@ -86,7 +86,7 @@ FEW = tl.constexpr(16)
 
 
 def part_width(channels: int) -> int:
-    return min(PART, max(16, triton.next_power_of_2(channels + 1)))
+    return min(PART, max(16, int(triton.next_power_of_2(channels + 1))))
 
 
 def with_ones(features: Float[Tensor, "b m d"], more: int = 0) -> Float[Tensor, "b r p"]:

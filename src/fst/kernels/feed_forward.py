@@ -670,4 +670,5 @@ def output_mlp(
 ) -> Float[Tensor, "b p 1"]:
     """One number a token, in float32."""
     out = output_forward(tokens.flatten(0, 1).contiguous(), *layers, eps)
-    return out.unflatten(0, tokens.shape[:2]).unsqueeze(-1)
+    outputs: Tensor = out.unflatten(0, tokens.shape[:2]).unsqueeze(-1)
+    return outputs

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from importlib import import_module
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar, get_origin, get_type_hints
 
 import torch
 import triton
@@ -36,7 +36,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 _PLAIN = {Tensor, nn.Parameter, int, float, bool, type(None), torch.dtype}
 
 
-class Operator:
+Result = TypeVar("Result")
+Fake = TypeVar("Fake", bound=Callable[..., Any])
+
+
+class Operator(Generic[Result]):
     """A function as an operator, and a shorter way to the same function.
 
     Compilers and whatever else looks into programs see the operator. PyTorch's way from a call of
@@ -44,7 +48,7 @@ class Operator:
     function is called as it is, or by an autograd function without the layers in between.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, name: str, function: Callable[..., Result]) -> None:
         self._name, self.function = name, function
         self._run = _on_its_gpu(function)
         self.definition: Any = torch.library.custom_op(name, self._run, mutates_args=())
@@ -52,16 +56,17 @@ class Operator:
         self._lists = any(get_origin(hint) is list for hint in get_type_hints(function).values())
         self._differentiated: type[torch.autograd.Function] | None = None
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Result:
+        run: Callable[..., Result] = self.definition
         if torch.compiler.is_compiling() or not _unobserved(arguments):
-            return self.definition(*arguments)
+            return run(*arguments)
         if not (torch.is_grad_enabled() and _any_requires_grad(arguments)):
-            return self._run(*arguments)
-        if self._differentiated is None:
-            return self.definition(*arguments)
-        return self._differentiated.apply(*arguments)
+            run = self._run
+        elif self._differentiated is not None:
+            run = self._differentiated.apply
+        return run(*arguments)
 
-    def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
+    def register_fake(self, fake: Fake) -> Fake:
         @functools.wraps(fake)
         def traced(*arguments: Any) -> Any:
             _note_launches(self.function, arguments)
@@ -87,16 +92,16 @@ class Operator:
         self._differentiated = type(self._name, (torch.autograd.Function,), methods)
 
 
-def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
+def operator(name: str) -> Callable[[Callable[..., Result]], Operator[Result]]:
     """Make a function an operator; it runs with the GPU of its first tensor as the current one."""
     return functools.partial(Operator, name)
 
 
-def _on_its_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
+def _on_its_gpu(function: Callable[..., Result]) -> Callable[..., Result]:
     """Triton launches on the current GPU, which need not be the one that holds the tensors."""
 
     @functools.wraps(function)
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: Any) -> Result:
         first = arguments[0]
         if not first.is_cuda or first.get_device() == torch.cuda.current_device():
             return function(*arguments)
@@ -227,7 +232,6 @@ def _compile_noted() -> None:
 
 
 Tiles = dict[str, int]
-Result = TypeVar("Result")
 
 
 def tiles_in(count: int, size: int) -> int:

@@ -462,7 +462,7 @@ def rows_and_tokens(
     tokens: Float[Tensor, "b p d"], indices: Int[Tensor, " r"]
 ) -> tuple[Float[Tensor, "b r d"], Float[Tensor, "b p d"]]:
     """Tokens with these indices, which may repeat, and all of them."""
-    rows, same = _RowsAndTokens.apply(tokens, indices)
+    rows, same = _RowsAndTokens.apply(tokens, indices)  # type: ignore[no-untyped-call]
     return rows, same
 
 

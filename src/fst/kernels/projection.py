@@ -153,4 +153,5 @@ def normed_linear(
     """W LN(x) + b in the tokens' dtype, of a layer that
     `pack_normed_layers` has packed."""
     out = normed_linear_forward(tokens.flatten(0, 1).contiguous(), layer, packed, eps)
-    return out.unflatten(0, tokens.shape[:2])
+    outputs: Tensor = out.unflatten(0, tokens.shape[:2])
+    return outputs

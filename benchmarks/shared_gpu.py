@@ -1,6 +1,6 @@
 """Whether results change while other processes use the same GPU.
 
-    python benchmarks/beside.py --out beside.json
+    python benchmarks/shared_gpu.py --out shared_gpu.json
 
 A GPU that several processes use is taken from each of them again and again, in the middle of a
 kernel. Here a forward and backward pass at the paper's size is recorded as a CUDA graph, and
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file for the counts")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("beside.py needs a GPU")
+        sys.exit("shared_gpu.py needs a GPU")
     environment = describe_environment()
     environment["command"] = [Path(each).name for each in environment["command"]]
     replay, *found = recorded_pass()
@@ -124,21 +124,21 @@ def main() -> None:
         for each in others:
             assert each.stdout is not None
             each.stdout.readline()
-        rows["beside"] = count(replay, found, expected, options.seconds)
-        rows["beside"]["processes"] = sum(each.poll() is None for each in others)
+        rows["shared"] = count(replay, found, expected, options.seconds)
+        rows["shared"]["processes"] = sum(each.poll() is None for each in others)
     finally:
         for each in others:
             each.kill()
-    print("beside others:", rows["beside"], flush=True)
+    print("shared:", rows["shared"], flush=True)
     if options.out is not None:
         content = {"environment": environment, **rows}
         write_atomically(options.out, (json.dumps(content, indent=1) + "\n").encode())
-    alone, beside = (row["farthest_gradient"] for row in rows.values())
+    alone, shared = (row["farthest_gradient"] for row in rows.values())
     bad = any(row["other_predictions"] for row in rows.values())
-    bad |= beside > FARTHER * alone or math.isinf(beside) or math.isinf(alone)
-    if rows["beside"]["processes"] < options.processes:
-        sys.exit("a process beside this one ended too early: nothing is shown")
-    sys.exit("results change beside other processes" if bad else 0)
+    bad |= shared > FARTHER * alone or math.isinf(shared) or math.isinf(alone)
+    if rows["shared"]["processes"] < options.processes:
+        sys.exit("another process ended too early: nothing is shown")
+    sys.exit("results change while other processes use the GPU" if bad else 0)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from training_fakes import TinyConfig, TinyModel, WaveSamples, tiny_settings
 
 
 def burgers(viscosities: tuple[float, ...]) -> BurgersSamples:
-    """Two samples of each viscosity, with a mean and a deviation that are not the paper's."""
+    """Two samples of each viscosity, whose mean and standard deviation are not the paper's."""
     count = 2 * len(viscosities)
     return BurgersSamples(
         grid=(3, 4),
@@ -32,7 +32,7 @@ def burgers(viscosities: tuple[float, ...]) -> BurgersSamples:
 
 
 @pytest.mark.parametrize("name", ["fst", "perceiver-io"])
-def test_the_papers_mean_and_deviation_are_used(name):
+def test_the_papers_mean_and_standard_deviation_are_used(name):
     recipe = find(f"burgers-all/{name}")
     samples = burgers((0.001, 0.1, 4.0))
     model = prepare_model(recipe, samples)
@@ -42,10 +42,10 @@ def test_the_papers_mean_and_deviation_are_used(name):
         assert standardization.deviation.tolist() == pytest.approx([0.621534])
     # Without them they are those of the training targets.
     model = prepare_model(replace(recipe, standardization=None), samples)
-    mean, deviation = moments(samples.targets.reshape(-1, 1))
+    mean, std = moments(samples.targets.reshape(-1, 1))
     for standardization in (model.standardize_values, model.standardize_outputs):
         assert standardization.mean.tolist() == pytest.approx(mean.tolist())
-        assert standardization.deviation.tolist() == pytest.approx(deviation.tolist())
+        assert standardization.deviation.tolist() == pytest.approx(std.tolist())
 
 
 @pytest.mark.parametrize("name", ["fst", "perceiver-io"])
@@ -67,9 +67,9 @@ def test_conditions_of_own_points_are_standardised(tmp_path):
     training, _ = PointData().load(tmp_path / "mine.h5")
     model = prepare_model(replace(recipe, model=replace(recipe.model, **SMALL)), training.samples)
     (channels,) = [each for each in model.modules() if isinstance(each, ConditionChannels)]
-    mean, deviation = moments(training.samples.conditions())
+    mean, std = moments(training.samples.conditions())
     assert channels.standardize.mean.tolist() == pytest.approx(mean.tolist())
-    assert channels.standardize.deviation.tolist() == pytest.approx(deviation.tolist())
+    assert channels.standardize.deviation.tolist() == pytest.approx(std.tolist())
 
 
 class Spoiled(WaveSamples):

@@ -1,4 +1,4 @@
-"""The hook that enforces annotations in tests is there, in every module but those with GPU code."""
+"""The hook that enforces annotations in tests is there, in every module."""
 
 import importlib.util
 import pkgutil
@@ -8,7 +8,8 @@ import torch
 from jaxtyping import TypeCheckError
 
 import fst
-from annotation_checks import UNCHECKED
+from annotation_checks import KERNELS, KernelLoader
+from fst.kernels.modules import takes_tokens
 from fst.rbf import rbf_blend, rbf_weights
 
 
@@ -27,9 +28,17 @@ def test_a_function_that_refuses_its_arguments_says_so_itself():
         rbf_blend(points, anchors, torch.ones(2, 1, 1), torch.rand(2, 3, 4))
 
 
+def test_functions_beside_gpu_code_are_checked():
+    assert not takes_tokens(torch.rand(2, 3, 8), 32)
+    with pytest.raises(TypeCheckError):
+        takes_tokens(torch.rand(2, 3, 8), "32")
+
+
 def test_every_module_is_hooked():
-    assert len(UNCHECKED) > 5
+    assert len(KERNELS) > 5
     for module in pkgutil.walk_packages(fst.__path__, "fst."):
         spec = importlib.util.find_spec(module.name)
-        hooked = type(spec.loader).__module__.startswith("jaxtyping")
-        assert hooked == (module.name not in UNCHECKED), module.name
+        if module.name in KERNELS:
+            assert type(spec.loader) is KernelLoader, module.name
+        else:
+            assert type(spec.loader).__module__.startswith("jaxtyping"), module.name

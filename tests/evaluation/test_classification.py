@@ -48,7 +48,7 @@ SCORED = replace(ORIGIN, protocol="p")
 SETTINGS = ClassificationSettings(batch_size=4, pictures=3)
 
 
-class Memory(Classifier):
+class StoredScores(Classifier):
     """A classifier that knows the scores of each image by its first pixel."""
 
     config_type = Origin  # it is never saved
@@ -82,7 +82,7 @@ def some_images(count: int = 11) -> ResidentImages:
 
 def test_rows_are_those_of_the_definition():
     images, scores = some_images(), torch.randn(11, len(CLASSES))
-    model = Memory(scores)
+    model = StoredScores(scores)
     with torch.autocast("cpu", torch.bfloat16):
         rows = evaluate(model, TestSplit(images), SETTINGS, SCORED)
     order = np.argsort(-scores.numpy(), axis=1)
@@ -105,12 +105,14 @@ def test_rows_are_those_of_the_definition():
 def test_few_classes_make_the_second_error_zero():
     images = some_images(4)
     images = ResidentImages(images.pixels, images.labels % 2, CLASSES[:2], images.names)
-    rows = evaluate(Memory(torch.randn(4, 2), CLASSES[:2]), TestSplit(images), SETTINGS, ORIGIN)
+    rows = evaluate(
+        StoredScores(torch.randn(4, 2), CLASSES[:2]), TestSplit(images), SETTINGS, ORIGIN
+    )
     assert rows[1].error == 0
 
 
 def test_only_a_test_split_of_these_classes_is_scored():
-    model = Memory(torch.randn(11, len(CLASSES)))
+    model = StoredScores(torch.randn(11, len(CLASSES)))
     with pytest.raises(TypeError, match="test must be a TestSplit, got ValidationSplit"):
         evaluate(model, ValidationSplit(some_images()), SETTINGS, ORIGIN)
     with pytest.raises(EvaluationError, match="tested on images"):
@@ -125,7 +127,7 @@ def test_scores_that_are_not_numbers_name_the_image():
     scores = torch.randn(11, len(CLASSES))
     scores[6, 2] = torch.nan
     with pytest.raises(EvaluationError, match=r"1 test images are NaN or infinite.*g/6.png"):
-        evaluate(Memory(scores), TestSplit(some_images()), SETTINGS, ORIGIN)
+        evaluate(StoredScores(scores), TestSplit(some_images()), SETTINGS, ORIGIN)
 
 
 def test_streamed_images_are_the_resident_ones(tmp_path):
@@ -177,7 +179,7 @@ def test_rows_survive_the_disk_and_are_computed_once(tmp_path):
 
     def compute():
         calls.append(1)
-        rows = evaluate(Memory(scores), TestSplit(some_images()), SETTINGS, SCORED)
+        rows = evaluate(StoredScores(scores), TestSplit(some_images()), SETTINGS, SCORED)
         return rows, None
 
     first = score_once(tmp_path, "p", compute)
@@ -209,7 +211,7 @@ def test_accuracies_stand_beside_the_papers():
 def test_a_table_by_class():
     images, scores = some_images(), torch.zeros(11, len(CLASSES))
     scores[:, 1] = 1  # everything is a "b"
-    rows = evaluate(Memory(scores), TestSplit(images), SETTINGS, ORIGIN)
+    rows = evaluate(StoredScores(scores), TestSplit(images), SETTINGS, ORIGIN)
     lines = {line[0]: line[1:] for line in group_table(rows).lines}
     assert lines["b"] == ("2", "100.000")
     assert lines["a"] == ("2", "0.000")
@@ -217,7 +219,7 @@ def test_a_table_by_class():
 
 
 def test_the_most_frequent_class_stands_beside_a_model():
-    images, model = some_images(), Memory(torch.randn(11, len(CLASSES)))
+    images, model = some_images(), StoredScores(torch.randn(11, len(CLASSES)))
     facts = TrainingFacts(frequent_class="b")
     rows, _ = SETTINGS.score(model, TestSplit(images), SCORED, facts, None)
     trivial = rows[-1]
@@ -266,14 +268,16 @@ def test_fields_are_what_the_model_saw_and_said(tmp_path):
     np.testing.assert_allclose(fields.anchors, field.anchors.positions, rtol=1e-5, atol=1e-6)
     assert fields.length_scales.shape == (3, 6, 2)
     np.testing.assert_allclose(fields.length_scales, 0.03, rtol=1e-4)  # as they begin
-    plain = sample_image_fields(Memory(torch.randn(11, 8)), TestSplit(images), SETTINGS, ORIGIN)
+    plain = sample_image_fields(
+        StoredScores(torch.randn(11, 8)), TestSplit(images), SETTINGS, ORIGIN
+    )
     assert plain.anchors.shape == (3, 0, 2)
     none = replace(SETTINGS, pictures=0)
     assert sample_image_fields(model, TestSplit(images), none, ORIGIN) is None
 
 
 def test_a_page_of_classifiers(tmp_path):
-    images, model = some_images(), Memory(torch.randn(11, len(CLASSES)))
+    images, model = some_images(), StoredScores(torch.randn(11, len(CLASSES)))
     run = tmp_path / "first"
 
     def compute():

@@ -214,7 +214,7 @@ sys.path[:0] = {[HERE, *sys.path]!r}
 import numpy as np, time
 from rich.console import Console
 from pathlib import Path
-from test_file_writing import slow_plan
+from test_files_writing import slow_plan
 from fst.data.files import write_rows
 plan, produce = slow_plan(Path({str(tmp_path)!r}))
 def slow(start, stop):
@@ -370,7 +370,7 @@ import sys
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from rich.console import Console
-from test_file_writing import slow_plan
+from test_files_writing import slow_plan
 from fst.data.files import write_rows
 plan, produce = slow_plan(Path(sys.argv[1]))
 for force in (False, True):

@@ -25,20 +25,20 @@ def is_png(figure):
 def test_anchors_stand_over_their_image():
     fields = made_fields(count=5)
     figure = figures.guesses(fields)
-    place = figure.axes[1]  # the second image
-    (picture,) = place.images
+    panel = figure.axes[1]  # the second image
+    (picture,) = panel.images
     np.testing.assert_array_equal(picture.get_array(), fields.pictures[1])
     # The first row of pixels is at the top, and the vertical coordinate 0 as well.
     assert tuple(picture.get_extent()) == (0, 1, 1, 0)
-    assert place.get_ylim() == (1, 0)
-    (dots,) = (each for each in place.collections if isinstance(each, PathCollection))
+    assert panel.get_ylim() == (1, 0)
+    (dots,) = (each for each in panel.collections if isinstance(each, PathCollection))
     np.testing.assert_allclose(dots.get_offsets(), fields.anchors[1][:, ::-1], rtol=1e-6)
     assert is_png(figure)
 
 
 def test_a_title_says_what_the_image_is_and_what_it_was_taken_for():
     fields = made_fields(count=2)
-    titles = [place.get_title() for place in figures.guesses(fields).axes]
+    titles = [panel.get_title() for panel in figures.guesses(fields).axes]
     assert titles[:2] == ["red (0.90)", "red\ntaken for blue (0.40)"]
     long = replace(fields, guesses=np.array(["red", "a" * 80]))
     assert len(max(figures.guesses(long).axes[1].get_title().splitlines(), key=len)) < 45
@@ -73,11 +73,11 @@ def test_a_circle_reaches_a_third_of_the_length_scale():
 def test_colours_follow_the_length_scales_over_all_images():
     fields = made_fields(count=2)
     figure = figures.guesses(fields)
-    places = [
-        [each for each in place.collections if isinstance(each, EllipseCollection)]
-        for place in figure.axes
+    circles = [
+        [each for each in panel.collections if isinstance(each, EllipseCollection)]
+        for panel in figure.axes
     ]
-    drawn = [collections for collections in places if collections]
+    drawn = [collections for collections in circles if collections]
     assert len(drawn) == 2
     sizes = fields.length_scales[..., 0]
     darkest = np.unravel_index(sizes.argmin(), sizes.shape)[0]
