@@ -31,7 +31,7 @@ from training_search import Turns
 from fst.commands import jobs
 from fst.commands import train as command
 from fst.commands.compare import ModelJob, compare
-from fst.commands.device import choose_device
+from fst.commands.train import choose_device
 from fst.data.source import DataSource
 from fst.evaluation.comparison import Comparison, Result, write_report
 from fst.io import read_json, write_json
@@ -39,8 +39,8 @@ from fst.recipes import find
 from fst.recipes.comparison import models_of
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
+from fst.training import TrainingError
 from fst.training.budget import Calibration, Plan, parse_budget
-from fst.training.errors import TrainingError
 from fst.training.loop import build_accelerator
 from fst.training.trainer import Trainer, compiles
 

@@ -1,11 +1,14 @@
-"""How many evaluation points should a trained FST refine its field with?
+"""What do more evaluation points, and a symmetry, do for the predictions of a trained FST?
 
     python benchmarks/evaluation_points.py burgers-single --points 128 256 512 1024 --out rows.jsonl
+    python benchmarks/evaluation_points.py burgers-single --points 2048 \\
+        --symmetries none odd-reflection --out rows.jsonl
 
 Evaluation points are drawn at random, so a trained model may be given others than it was trained
-with. Each row is one number of points, half of them at anchors and half from the Sobol sequence:
-the mean and median relative L2 error on solutions that nothing was trained or tested on (Burgers:
-validation solutions of the recipes; Darcy: new ones), and the milliseconds that one of them takes.
+with. A symmetry makes the prediction the mean of those for the observations and for their image.
+Each row is one number of points, half of them at anchors and half from the Sobol sequence, and one
+symmetry: the mean and median relative L2 error on solutions that nothing was trained or tested on
+(Burgers: validation solutions of the recipes; Darcy: new ones), and the milliseconds of one.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import json
 import statistics
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -23,6 +27,7 @@ from fst.evaluation.protocol import device_name, measuring
 from fst.metrics import relative_l2
 from fst.model import FunctionSpaceTransformer
 from fst.pretrained import digest
+from fst.symmetry import SYMMETRIES
 from fst.training.run_folder import describe_environment
 
 GRID = (201, 128)
@@ -51,6 +56,8 @@ def main(given: list[str] | None = None) -> None:
     )
     parser.add_argument("weights", help="a name, or a folder of weights")
     parser.add_argument("--points", type=int, nargs="+", default=[256, 512, 1024, 2048])
+    names = ("none", *SYMMETRIES)
+    parser.add_argument("--symmetries", nargs="+", default=["none"], choices=names)
     parser.add_argument("--viscosities", type=float, nargs="+", default=[0.01])
     parser.add_argument("--solutions", type=int, default=32, help="of each viscosity, or of Darcy")
     parser.add_argument("--darcy", action="store_true", help="the weights are those of Darcy flow")
@@ -66,9 +73,14 @@ def main(given: list[str] | None = None) -> None:
         conditioned = model.condition_channels > 0
         samples = burgers_samples(options.viscosities, options.solutions, conditioned)
     samples = samples.to(device)
-    for points in options.points:
+    for points, symmetry in product(options.points, options.symmetries):
         half = points // 2
-        model.config = replace(trained, points_from_anchors=half, points_from_sobol=half)
+        model.config = replace(
+            trained,
+            points_from_anchors=half,
+            points_from_sobol=half,
+            prediction_symmetry=symmetry,
+        )
         errors: list[float] = []
         seconds = 0.0
         with measuring(model):
@@ -83,6 +95,7 @@ def main(given: list[str] | None = None) -> None:
             "weights_sha256": digest(model.state_dict()),
             "trained_with": trained.points_from_anchors + trained.points_from_sobol,
             "points": points,
+            "symmetry": symmetry,
             "viscosities": [] if options.darcy else options.viscosities,
             "solutions": len(errors),
             "error": statistics.fmean(errors),
@@ -95,7 +108,8 @@ def main(given: list[str] | None = None) -> None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         with options.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        print(f"{points:5d} points: {row['error']:.5f}, median {row['median']:.5f}", flush=True)
+        shown = f"{row['error']:.5f}, median {row['median']:.5f}"
+        print(f"{points:5d} points, symmetry {symmetry}: {shown}", flush=True)
 
 
 if __name__ == "__main__":

@@ -151,6 +151,8 @@ def settings(recipe: Values) -> str:
         parts.append(f"{scales} scales")
     if model.get("prediction_points") == "all-anchors":
         parts.append("predictions with all anchors as evaluation points")
+    if (symmetry := model.get("prediction_symmetry", "none")) != "none":
+        parts.append(f"predictions with {symmetry.replace('-', ' ')}")
     return ", ".join(parts)
 
 
@@ -461,6 +463,7 @@ def point_table(rows: Sequence[Values]) -> Table:
         "Weights": lambda row: row["weights"],
         "Trained with": lambda row: f"{row['trained_with']:,}",
         "Points": lambda row: f"{row['points']:,}",
+        "Symmetry": lambda row: row.get("symmetry", "none"),
         "Solutions": lambda row: str(row["solutions"]),
         "Mean error": lambda row: _error(row["error"]),
         "Median": lambda row: _error(row["median"]),

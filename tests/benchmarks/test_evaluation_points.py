@@ -38,3 +38,12 @@ def test_rows_are_the_errors_of_the_model_with_so_many_points(monkeypatch, tmp_p
     assert rows[1]["error"] == pytest.approx(statistics.fmean(errors), rel=1e-4)
     assert rows[1]["median"] == pytest.approx(statistics.median(errors), rel=1e-4)
     assert rows[0]["error"] != rows[1]["error"]
+    assert {row["symmetry"] for row in rows} == {"none"}
+    asked = ["--symmetries", "odd-reflection", "--points", "40", *asked[3:]]
+    evaluation_points.main([str(tmp_path / "model"), *asked])
+    row = json.loads(out.read_text().splitlines()[-1])
+    model.config = replace(model.config, prediction_symmetry="odd-reflection")
+    errors = relative_l2(model(batch.observations)(batch.queries), batch.targets).tolist()
+    assert (row["symmetry"], row["points"]) == ("odd-reflection", 40)
+    assert row["error"] == pytest.approx(statistics.fmean(errors), rel=1e-4)
+    assert row["error"] != rows[1]["error"]
