@@ -33,7 +33,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fst.kernels.blend import FOLD
-from fst.kernels.launch import Tiles, first_that_fits, launch_kernel, operator
+from fst.kernels.launch import Gradients, Tiles, first_that_fits, launch_kernel, operator
 
 # Rows at once, and rows of one program: the fastest of those tried on an H200.
 WEIGHTS = {"ROWS": 4, "CHUNK": 64, "num_warps": 4}
@@ -350,21 +350,14 @@ def make_slots(
 make_slots.register_fake(make_slots.function)
 
 
-def _save_anchors(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:3])
-
-
-def _slots_gradients(ctx: Any, brought: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+@make_slots.gradients("anchors", "inverse", "reciprocals")
+def _(ctx: Any, brought: list[Tensor | None], *given: Tensor) -> Gradients:
     # Steps whose result was not used bring nothing.
     used = [tensor.contiguous() for tensor in brought if tensor is not None]
     if not used:
-        return (None,) * 5
-    rows, columns, inverse = blend_backward(*ctx.saved_tensors, used[::3], used[1::3], used[2::3])
-    return (rows + columns).sum(dim=1), inverse.sum(dim=1), None, None, None
-
-
-make_slots.register_autograd(_slots_gradients, setup_context=_save_anchors)
+        return {}
+    rows, columns, inverse = blend_backward(*given, used[::3], used[1::3], used[2::3])
+    return {"anchors": (rows + columns).sum(dim=1), "inverse": inverse.sum(dim=1)}
 
 
 @operator("fst::anchor_blend")
@@ -378,17 +371,11 @@ def blend_step(
 blend_step.register_fake(blend_step.function)
 
 
-def _save_step(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2], output)
-
-
-def _step_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    weights, features, blended = ctx.saved_tensors
+@blend_step.gradients("weights", "features", outputs=True)
+def _(ctx: Any, grad: Tensor, weights: Tensor, features: Tensor, blended: Tensor) -> Gradients:
     back = weights.mT @ grad if ctx.needs_input_grad[1] else None
-    return None, back, grad, features, blended
-
-
-blend_step.register_autograd(_step_gradients, setup_context=_save_step)
+    slots = {"for_grad": grad, "for_features": features, "for_blend": blended}
+    return {"features": back} | slots
 
 
 class AnchorBlend:

@@ -50,7 +50,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fst.kernels.launch import launch_kernel, operator, tiles_in
+from fst.kernels.launch import Gradients, launch_kernel, operator, tiles_in
 
 # c above: ½ and the change to base 2, as a factor of the reciprocal length scales.
 FOLD = math.sqrt(0.5 * math.log2(math.e))
@@ -602,31 +602,24 @@ def _(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     return points.new_empty(shape), *map(torch.empty_like, (anchors, inverse, features))
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    points, anchors, inverse, features, _ = inputs
-    ctx.learned_points = points.requires_grad
-    if ctx.learned_points and len(points) != len(anchors):
-        raise ValueError("points shared by the batch cannot be learned")
-    ctx.save_for_backward(points, anchors, inverse, features, *output)
-
-
 def _filled(tensor: Tensor, missing: int, value: float) -> Tensor:
     """Here and not inside the operator, so that a compiler can make it part of something else."""
     return F.pad(tensor, (0, missing), value=value) if missing else tensor
 
 
-def _blend_gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    points, anchors, inverse, features, output, logarithms = ctx.saved_tensors
-    grad = grad.contiguous()
+@blend_forward.gradients("points", "anchors", "inverse", "features", outputs=True)
+def _(
+    ctx: Any, grad: Tensor, points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor,
+    output: Tensor, logarithms: Tensor,
+) -> Gradients:  # fmt: skip
+    learned, grad = ctx.needs_input_grad[0], grad.contiguous()
     delta = (grad.float() * output.float()).sum(dim=-1)
     missing = -grad.shape[1] % BACKWARD_TILES[features.element_size()]["BLOCK_Q"]
     filled = (_filled(logarithms, missing, torch.inf), _filled(delta, missing, 0.0))
     given = _filled(points, missing, 0.0), anchors, inverse, features
-    found = blend_backward(grad, *filled, *given, ctx.learned_points)
-    return (found[0] if ctx.learned_points else None, *found[1:], None)
-
-
-blend_forward.register_autograd(_blend_gradients, setup_context=_save_for_backward)
+    of_points, *found = blend_backward(grad, *filled, *given, learned)
+    others = zip(("anchors", "inverse", "features"), found, strict=True)
+    return {"points": of_points if learned else None, **dict(others)}
 
 
 def fused_blend(
@@ -636,6 +629,8 @@ def fused_blend(
     features: Float[Tensor, "b m d"],
 ) -> Float[Tensor, "b q d"]:
     """The blend in the features' dtype, which is also that of the product; the rest in float32."""
+    if torch.is_grad_enabled() and points.requires_grad and len(points) != len(anchors):
+        raise ValueError("points shared by the batch cannot be learned")
     inverse = FOLD / length_scales.float()
     # One axis after the other, so that neighbouring threads read neighbouring numbers.
     by_axis = (x.float().transpose(1, 2).contiguous() for x in (points, anchors, inverse))

@@ -41,6 +41,7 @@ from torch import Tensor
 
 from fst.kernels.blend import settled
 from fst.kernels.launch import (
+    Gradients,
     Tiles,
     first_that_fits,
     from_module,
@@ -432,21 +433,15 @@ def _(
     )
 
 
-def _save_for_mlp_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, term, first, _, _, w1, w2, ctx.eps = inputs
-    ctx.save_for_backward(x, term, w1, w2)
-    ctx.hidden = first.shape[0]
-
-
-def _mlp_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, term, w1, w2 = ctx.saved_tensors
-    given = dy.contiguous(), x, term, w1, w2
-    dx, dterm, first, second, sums = mlp_backward(*given, ctx.hidden, ctx.eps)
-    layers = first, second, sums.sum(dim=0)
-    return dx, None if term is None else dterm, *layers, None, None, None
-
-
-mlp_forward.register_autograd(_mlp_gradients, setup_context=_save_for_mlp_backward)
+@mlp_forward.gradients("x", "term", "w1", "w2", "first", "eps")
+def _(
+    ctx: Any, dy: Tensor, x: Tensor, term: Tensor | None, w1: Tensor, w2: Tensor, first: Tensor,
+    eps: float,
+) -> Gradients:  # fmt: skip
+    found = mlp_backward(dy.contiguous(), x, term, w1, w2, first.shape[0], eps)
+    dx, dterm, dfirst, dsecond, sums = found
+    layers = {"first": dfirst, "second": dsecond, "b2": sums.sum(dim=0)}
+    return {"x": dx, "term": None if term is None else dterm} | layers
 
 
 class Layers(NamedTuple):
@@ -624,20 +619,12 @@ def _empty_output_gradients(
     )
 
 
-def _save_for_output_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    tokens, _, packed, second, _, ctx.eps = inputs
-    ctx.save_for_backward(tokens, packed, second)
-
-
-def _output_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    tokens, packed, second = ctx.saved_tensors
+@output_forward.gradients("tokens", "packed", "second", "eps")
+def _(ctx: Any, grad: Tensor, *given: Any) -> Gradients:
     grad = grad.float().contiguous()
-    found, normed, change, shares = output_backward(grad, tokens, packed, second, ctx.eps)
-    layer = transposed_product(change, normed)
-    return found, layer, None, shares.sum(dim=0), grad.sum().reshape(1), None
-
-
-output_forward.register_autograd(_output_gradients, setup_context=_save_for_output_backward)
+    found, normed, change, shares = output_backward(grad, *given)
+    layers = {"layer": transposed_product(change, normed), "second": shares.sum(dim=0)}
+    return {"tokens": found, "bias": grad.sum().reshape(1)} | layers
 
 
 class OutputLayers(NamedTuple):

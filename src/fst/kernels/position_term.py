@@ -37,6 +37,7 @@ from torch import Tensor
 
 from fst.kernels.feed_forward import mlp_tiles, weight_tile
 from fst.kernels.launch import (
+    Gradients,
     Tiles,
     first_that_fits,
     launch_fitting,
@@ -187,21 +188,10 @@ def _empty_gradients(grad: Tensor, bands: int, columns: int) -> tuple[Tensor, Te
     return grad.new_empty(grad.shape[0], columns), grad.new_empty(grad.shape[0])
 
 
-def _save_for_pack_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    weight, _, frequencies, _ = inputs
-    ctx.sizes = frequencies.shape[0], weight.shape[1]
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _pack_gradients(
-    ctx: Any, grad: Tensor | None, packed: None, table: None
-) -> tuple[Tensor | None, ...]:
-    found = (None, None) if grad is None else pack_position_backward(grad, *ctx.sizes)
-    return *found, None, None
-
-
-pack_position_forward.register_autograd(_pack_gradients, setup_context=_save_for_pack_backward)
+@pack_position_forward.gradients("weight", "frequencies")
+def _(ctx: Any, grad: Tensor, weight: Tensor, frequencies: Tensor) -> Gradients:
+    dweight, dbias = pack_position_backward(grad, frequencies.shape[0], weight.shape[1])
+    return {"weight": dweight, "bias": dbias}
 
 
 def takes(axes: int, bands: int, hidden: int) -> bool:
@@ -505,26 +495,19 @@ def _empty_embedding(
     return embedding, positions.new_empty(positions.shape if learned else 0)
 
 
-def _save_for_term_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    positions, _, packed, table, share = inputs
-    ctx.shared = share is not None
-    ctx.save_for_backward(positions, packed, table)
-
-
-def _term_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    positions, packed, table = ctx.saved_tensors
+@position_term_forward.gradients("positions", "packed", "table", "share")
+def _(
+    ctx: Any, grad: Tensor, positions: Tensor, packed: Tensor, table: Tensor, share: Tensor | None
+) -> Gradients:
     learned = ctx.needs_input_grad[0]
-    share = grad.sum(dim=1, dtype=torch.float32) if ctx.shared else None
+    dshare = None if share is None else grad.sum(dim=1, dtype=torch.float32)
     if len(positions) != len(grad):  # positions common to the batch
         grad = grad.sum(dim=0, keepdim=True, dtype=torch.float32).to(grad.dtype)
     grad = grad.flatten(0, 1).contiguous()
     given = grad, positions.flatten(0, 1), packed, table
     embedding, found = position_term_backward(*given, learned)
     moved = found.view(positions.shape) if learned else None
-    return moved, transposed_product(grad, embedding), None, None, share
-
-
-position_term_forward.register_autograd(_term_gradients, setup_context=_save_for_term_backward)
+    return {"positions": moved, "layer": transposed_product(grad, embedding), "share": dshare}
 
 
 def position_term(

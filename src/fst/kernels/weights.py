@@ -38,7 +38,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from fst.kernels.launch import launch_kernel, operator, tiles_in, try_on_hopper
+from fst.kernels.launch import Gradients, launch_kernel, operator, tiles_in, try_on_hopper
 
 EXTRA = 8  # columns behind the channels; six are used
 HIDDEN_MULTIPLE = 64
@@ -290,22 +290,11 @@ def _empty_gradients(grad: Tensor, gamma: Tensor, beta: Tensor, *given: Any) -> 
     return [gamma.new_empty(shape, dtype=torch.float32) for shape in shapes]
 
 
-def _save_for_pack_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    gamma, beta, w0, _, w1, _, w2, _, _, *ctx.heads, _ = inputs
-    ctx.save_for_backward(gamma, beta, w0, w1, w2)
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _pack_gradients(
-    ctx: Any, grad: Tensor | None, packed: None, packed_second: None
-) -> tuple[Tensor | None, ...]:
-    found = [] if grad is None else pack_normed_backward(grad, *ctx.saved_tensors, *ctx.heads)
+@pack_normed_forward.gradients("gamma", "beta", "w0", "w1", "w2", "heads", "widened")
+def _(ctx: Any, grad: Tensor, *given: Any) -> Gradients:
     # Autograd rounds them to the parameters' dtype, and drops those that nobody wants.
-    return *found, *[None] * (len(ctx.needs_input_grad) - len(found))
-
-
-pack_normed_forward.register_autograd(_pack_gradients, setup_context=_save_for_pack_backward)
+    names = "gamma", "beta", "w0", "b0", "w1", "b1", "w2", "b2"
+    return dict(zip(names, pack_normed_backward(grad, *given), strict=False))
 
 
 def pack_normed_layers(
