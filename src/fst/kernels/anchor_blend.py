@@ -32,7 +32,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from fst.kernels.blend import FOLD
+from fst.kernels.blend import FOLD, by_axis, nothing
 from fst.kernels.launch import Gradients, Tiles, first_that_fits, launch_kernel, operator
 
 # Rows at once, and rows of one program: the fastest of those tried on an H200.
@@ -41,11 +41,11 @@ WEIGHTS = {"ROWS": 4, "CHUNK": 64, "num_warps": 4}
 
 @triton.jit
 def _axes(base, index, real, M, AXES: tl.constexpr):
-    """Three axes of the listed anchors; where there are fewer, the last again."""
-    first = tl.load(base + index, mask=real, other=1.0)
-    second = tl.load(base + (1 if AXES > 1 else 0) * M + index, mask=real, other=1.0)
-    third = tl.load(base + (AXES - 1) * M + index, mask=real, other=1.0)
-    return first, second, third
+    """Coordinates of the listed anchors along each axis, or their length scales."""
+    found = nothing()
+    for axis in tl.static_range(AXES):
+        found += (tl.load(base + axis * M + index, mask=real, other=1.0),)
+    return found
 
 
 @triton.jit
@@ -58,19 +58,16 @@ def anchor_weights_kernel(
     inverse += b * M * AXES
     columns = tl.arange(0, WIDE)
     there = columns < M
-    a0, a1, a2 = _axes(anchors, columns, there, M, AXES)
-    i0, i1, i2 = _axes(inverse, columns, there, M, AXES)
+    a = _axes(anchors, columns, there, M, AXES)
+    i = _axes(inverse, columns, there, M, AXES)
     for start in range(0, CHUNK, ROWS):
         rows = tl.program_id(0) * CHUNK + start + tl.arange(0, ROWS)
         real = rows < M
-        p0, p1, p2 = _axes(anchors, rows, real, M, AXES)
-        u = (p0[:, None] - a0[None, :]) * i0[None, :]
+        p = _axes(anchors, rows, real, M, AXES)
+        u = (p[0][:, None] - a[0][None, :]) * i[0][None, :]
         t = -u * u
-        if AXES > 1:
-            u = (p1[:, None] - a1[None, :]) * i1[None, :]
-            t -= u * u
-        if AXES > 2:
-            u = (p2[:, None] - a2[None, :]) * i2[None, :]
+        for axis in tl.static_range(1, AXES):
+            u = (p[axis][:, None] - a[axis][None, :]) * i[axis][None, :]
             t -= u * u
         weights = tl.where(there[None, :], tl.exp2(t), 0.0)
         reciprocal = 1.0 / tl.maximum(tl.sum(weights, 1), 1.0)  # rows beyond the last have none
@@ -96,15 +93,6 @@ def weights_forward(anchors: Tensor, inverse: Tensor, dtype: torch.dtype) -> tup
 def _empty_weights(anchors: Tensor, inverse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     batch, _, count = anchors.shape
     return anchors.new_empty(batch, count, count, dtype=dtype), anchors.new_empty(batch, count)
-
-
-def by_axis(
-    positions: Float[Tensor, "b m s"], length_scales: Float[Tensor, "b m s"]
-) -> tuple[Float[Tensor, "b s m"], Float[Tensor, "b s m"]]:
-    """Positions and reciprocal length scales in float32, one axis after the other."""
-    inverse = FOLD / length_scales.float()
-    axes = [x.float().transpose(1, 2).contiguous() for x in (positions, inverse)]
-    return axes[0], axes[1]
 
 
 @triton.jit
@@ -148,41 +136,31 @@ def _gaps(anchors, inverse, rows, columns, M, axis: tl.constexpr, EVEN: tl.const
 
 
 @triton.jit
-def _sums(change, gap, inverse, columns, M, axis: tl.constexpr, EVEN: tl.constexpr):
-    """Σ S u and Σ S u² of the columns, Σ S u/ℓ of the rows, along one axis."""
-    along = change * gap
-    scale = _numbers(inverse + axis * M, columns, M, EVEN)
-    return tl.sum(along, 1), tl.sum(along * gap, 1), tl.sum(along * scale[:, None], 0)
-
-
-@triton.jit
 def _quarter(
     product, rows, columns, anchors, inverse, reciprocals, shifts, M,
     AXES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The sums along every axis, from a product of this part of the tile: (column row)."""
-    u0 = _gaps(anchors, inverse, rows, columns, M, 0, EVEN)
-    u1, u2 = u0, u0
-    exponents = -u0 * u0
-    if AXES > 1:
-        u1 = _gaps(anchors, inverse, rows, columns, M, 1, EVEN)
-        exponents -= u1 * u1
-    if AXES > 2:
-        u2 = _gaps(anchors, inverse, rows, columns, M, 2, EVEN)
-        exponents -= u2 * u2
+    """Σ S u and Σ S u² of the columns, Σ S u/ℓ of the rows, along every axis, from a product of
+    this part of the tile: (column row)."""
+    u = (_gaps(anchors, inverse, rows, columns, M, 0, EVEN),)
+    exponents = -u[0] * u[0]
+    for axis in tl.static_range(1, AXES):
+        u += (_gaps(anchors, inverse, rows, columns, M, axis, EVEN),)
+        exponents -= u[axis] * u[axis]
     # w (G - δ), the reciprocal of the row's sum multiplied in.
     reciprocal = _numbers(reciprocals, rows, M, EVEN)
     shift = _numbers(shifts, rows, M, EVEN)
     change = tl.exp2(exponents) * (product * reciprocal[None, :] - shift[None, :])
     if not EVEN:
         change = tl.where((columns < M)[:, None] & (rows < M)[None, :], change, 0.0)
-    s0, q0, r0 = _sums(change, u0, inverse, columns, M, 0, EVEN)
-    s1, q1, r1, s2, q2, r2 = s0, q0, r0, s0, q0, r0
-    if AXES > 1:
-        s1, q1, r1 = _sums(change, u1, inverse, columns, M, 1, EVEN)
-    if AXES > 2:
-        s2, q2, r2 = _sums(change, u2, inverse, columns, M, 2, EVEN)
-    return (s0, s1, s2), (q0, q1, q2), (r0, r1, r2)
+    first, second, of_rows = nothing(), nothing(), nothing()
+    for axis in tl.static_range(AXES):
+        along = change * u[axis]
+        scale = _numbers(inverse + axis * M, columns, M, EVEN)
+        first += (tl.sum(along, 1),)
+        second += (tl.sum(along * u[axis], 1),)
+        of_rows += (tl.sum(along * scale[:, None], 0),)
+    return first, second, of_rows
 
 
 @triton.jit
@@ -387,7 +365,7 @@ class AnchorBlend:
         length_scales: Float[Tensor, "b m s"],
         dtype: torch.dtype,
     ) -> None:
-        anchors, inverse = by_axis(positions, length_scales)
+        anchors, inverse = by_axis(positions), by_axis(FOLD / length_scales.float())
         # Their gradient is part of what the slots give.
         self.weights, reciprocals = weights_forward(anchors.detach(), inverse.detach(), dtype)
         self._anchors = anchors, inverse, reciprocals

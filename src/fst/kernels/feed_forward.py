@@ -627,34 +627,19 @@ def _(ctx: Any, grad: Tensor, *given: Any) -> Gradients:
     return {"tokens": found, "bias": grad.sum().reshape(1)} | layers
 
 
-class OutputLayers(NamedTuple):
-    """Both layers: as they are differentiated, in float32 (the first is a slot), and the first
-    packed for the kernels."""
-
-    first: Float[Tensor, "h e"]
-    packed: Float[Tensor, "H W"]
-    second: Float[Tensor, " h"]
-    bias: Float[Tensor, " 1"]
-
-
-def output_layers(
+def output_mlp(
+    tokens: Float[Tensor, "b p d"],
     norm_weight: Float[Tensor, " d"],
     norm_bias: Float[Tensor, " d"],
     first_weight: Float[Tensor, "h d"],
     first_bias: Float[Tensor, " h"],
     second_weight: Float[Tensor, "1 h"],
     second_bias: Float[Tensor, " 1"],
-    dtype: torch.dtype,
-) -> OutputLayers:
-    """The layers behind a LayerNorm, for tokens of this dtype."""
-    norm, layer = (norm_weight, norm_bias), ([first_weight], [first_bias])
-    first, packed, _ = pack_normed_layers(*norm, *layer, dtype)
-    return OutputLayers(first, packed, second_weight[0].float(), second_bias.float())
-
-
-def output_mlp(
-    tokens: Float[Tensor, "b p d"], layers: OutputLayers, eps: float
+    eps: float,
 ) -> Float[Tensor, "b p 1"]:
-    """One number a token, in float32."""
-    out = output_forward(tokens.flatten(0, 1).contiguous(), *layers, eps)
+    """MLP(LayerNorm(tokens)): one number per token, in float32."""
+    norm, layer = (norm_weight, norm_bias), ([first_weight], [first_bias])
+    first, packed, _ = pack_normed_layers(*norm, *layer, tokens.dtype)
+    rest = second_weight[0].float(), second_bias.float(), eps
+    out = output_forward(tokens.flatten(0, 1).contiguous(), first, packed, *rest)
     return out.unflatten(0, tokens.shape[:2]).unsqueeze(-1)

@@ -131,7 +131,7 @@ def _on_its_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
-        first = arguments[0]
+        first = next(each for each in arguments if isinstance(each, Tensor))
         if not first.is_cuda or first.get_device() == torch.cuda.current_device():
             return function(*arguments)
         with torch.cuda.device(first.device):

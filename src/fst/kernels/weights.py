@@ -211,12 +211,12 @@ def _empty_layers(
     return slot, packed, packed.new_empty(0) if second is None else torch.empty_like(packed)
 
 
-@operator("fst::pack_normed_layers")
-def pack_normed_forward(
-    gamma: Tensor,
-    beta: Tensor,
+@operator("fst::pack_layers")
+def pack_forward(
+    gamma: Tensor | None,
+    beta: Tensor | None,
     w0: Tensor,
-    b0: Tensor,
+    b0: Tensor | None,
     w1: Tensor | None,
     b1: Tensor | None,
     w2: Tensor | None,
@@ -226,7 +226,10 @@ def pack_normed_forward(
     widened: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The slot, the packed layer, and the packed second weight (empty without one)."""
+    """The slot, the packed layer, and the packed second weight (empty without one).
+
+    Without a norm there is one weight, and its bias is not packed.
+    """
     slot, packed, packed_second = _empty_layers((w0, w1, w2), second, heads, widened, dtype)
     # One weight may be part of a wider one; several must lie alike.
     if w1 is not None or w0.stride(1) != 1:
@@ -245,14 +248,14 @@ def pack_normed_forward(
     return slot, packed, packed_second
 
 
-@pack_normed_forward.register_fake
+@pack_forward.register_fake
 def _(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     _, _, w0, _, w1, _, w2, _, *rest = given
     return _empty_layers((w0, w1, w2), *rest)
 
 
-@operator("fst::pack_normed_layers_backward")
-def pack_normed_backward(
+@operator("fst::pack_layers_backward")
+def pack_backward(
     grad: Tensor,
     gamma: Tensor,
     beta: Tensor,
@@ -281,7 +284,7 @@ def pack_normed_backward(
     return found
 
 
-@pack_normed_backward.register_fake
+@pack_backward.register_fake
 def _empty_gradients(grad: Tensor, gamma: Tensor, beta: Tensor, *given: Any) -> list[Tensor]:
     shapes = [gamma.shape, beta.shape]
     for weight in given[:MOST_WEIGHTS]:
@@ -290,11 +293,11 @@ def _empty_gradients(grad: Tensor, gamma: Tensor, beta: Tensor, *given: Any) -> 
     return [gamma.new_empty(shape, dtype=torch.float32) for shape in shapes]
 
 
-@pack_normed_forward.gradients("gamma", "beta", "w0", "w1", "w2", "heads", "widened")
+@pack_forward.gradients("gamma", "beta", "w0", "w1", "w2", "heads", "widened")
 def _(ctx: Any, grad: Tensor, *given: Any) -> Gradients:
     # Autograd rounds them to the parameters' dtype, and drops those that nobody wants.
     names = "gamma", "beta", "w0", "b0", "w1", "b1", "w2", "b2"
-    return dict(zip(names, pack_normed_backward(grad, *given), strict=False))
+    return dict(zip(names, pack_backward(grad, *given), strict=False))
 
 
 def pack_normed_layers(
@@ -321,28 +324,16 @@ def pack_normed_layers(
     pairs += [None] * (2 * (MOST_WEIGHTS - len(weights)))
     if second is not None:
         second = second.detach()
-    return pack_normed_forward(gamma, beta, *pairs, second, heads, wide, dtype)
-
-
-@operator("fst::pack_layers")
-def pack_layers_forward(
-    weight: Tensor, second: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    none = (None,) * 2
-    given = *none, weight, None, *none, *none, second, 1, len(weight), dtype
-    return pack_normed_forward.function(*given)[1:]
-
-
-@pack_layers_forward.register_fake
-def _(weight: Tensor, second: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return _empty_layers((weight,), second, 1, weight.shape[0], dtype)[1:]
+    return pack_forward(gamma, beta, *pairs, second, heads, wide, dtype)
 
 
 def pack_layers(
     weight: Float[Tensor, "h d"], second: Float[Tensor, "d h"], dtype: torch.dtype
 ) -> tuple[Float[Tensor, "H W"], Float[Tensor, "H W"]]:
     """Both weights of an MLP without a norm, hidden units down, channels across."""
-    return pack_layers_forward(weight.detach(), second.detach(), dtype)
+    pairs = weight.detach(), *(None,) * 5
+    _, *packed = pack_forward(None, None, *pairs, second.detach(), 1, len(weight), dtype)
+    return packed[0], packed[1]
 
 
 Pair = tuple[Tensor, Tensor]
