@@ -189,13 +189,13 @@ def test_the_operators_keep_their_promises(count):
     given = *parameters[:2], *pairs, second, 2, size, torch.float16
     # Not that all outputs repeat: the number in the slot is any.
     tested = "test_schema", "test_autograd_registration", "test_faketensor"
-    torch.library.opcheck(weights.pack_forward.definition, given, test_utils=tested)
+    torch.library.opcheck(weights.pack_normed_forward.definition, given, test_utils=tested)
     constant = [None if each is None else each.detach() for each in (*parameters[:2], *matrices)]
     grad = torch.randn(count * 2 * size, 16 + weights.EXTRA, device=DEVICE)
-    torch.library.opcheck(weights.pack_backward.definition, (grad, *constant, 2, size))
+    torch.library.opcheck(weights.pack_normed_backward.definition, (grad, *constant, 2, size))
     if second is not None:
         given = None, None, constant[2], *[None] * 5, second, 1, 12, torch.float16
-        torch.library.opcheck(weights.pack_forward.definition, given, test_utils=tested)
+        torch.library.opcheck(weights.pack_normed_forward.definition, given, test_utils=tested)
 
 
 def test_more_layers_than_there_is_room_for():

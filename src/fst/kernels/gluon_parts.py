@@ -26,6 +26,12 @@ BOX = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=
 
 
 @gluon.jit
+def nothing():
+    """For tuples to begin with."""
+    return ()
+
+
+@gluon.jit
 def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     """Each is passed once so many have arrived."""
     bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())

@@ -211,8 +211,8 @@ def _empty_layers(
     return slot, packed, packed.new_empty(0) if second is None else torch.empty_like(packed)
 
 
-@operator("fst::pack_layers")
-def pack_forward(
+@operator("fst::pack_normed_layers")
+def pack_normed_forward(
     gamma: Tensor | None,
     beta: Tensor | None,
     w0: Tensor,
@@ -248,14 +248,14 @@ def pack_forward(
     return slot, packed, packed_second
 
 
-@pack_forward.register_fake
+@pack_normed_forward.register_fake
 def _(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     _, _, w0, _, w1, _, w2, _, *rest = given
     return _empty_layers((w0, w1, w2), *rest)
 
 
-@operator("fst::pack_layers_backward")
-def pack_backward(
+@operator("fst::pack_normed_layers_backward")
+def pack_normed_backward(
     grad: Tensor,
     gamma: Tensor,
     beta: Tensor,
@@ -284,7 +284,7 @@ def pack_backward(
     return found
 
 
-@pack_backward.register_fake
+@pack_normed_backward.register_fake
 def _empty_gradients(grad: Tensor, gamma: Tensor, beta: Tensor, *given: Any) -> list[Tensor]:
     shapes = [gamma.shape, beta.shape]
     for weight in given[:MOST_WEIGHTS]:
@@ -293,11 +293,11 @@ def _empty_gradients(grad: Tensor, gamma: Tensor, beta: Tensor, *given: Any) -> 
     return [gamma.new_empty(shape, dtype=torch.float32) for shape in shapes]
 
 
-@pack_forward.gradients("gamma", "beta", "w0", "w1", "w2", "heads", "widened")
+@pack_normed_forward.gradients("gamma", "beta", "w0", "w1", "w2", "heads", "widened")
 def _(ctx: Any, grad: Tensor, *given: Any) -> Gradients:
     # Autograd rounds them to the parameters' dtype, and drops those that nobody wants.
     names = "gamma", "beta", "w0", "b0", "w1", "b1", "w2", "b2"
-    return dict(zip(names, pack_backward(grad, *given), strict=False))
+    return dict(zip(names, pack_normed_backward(grad, *given), strict=False))
 
 
 def pack_normed_layers(
@@ -324,7 +324,7 @@ def pack_normed_layers(
     pairs += [None] * (2 * (MOST_WEIGHTS - len(weights)))
     if second is not None:
         second = second.detach()
-    return pack_forward(gamma, beta, *pairs, second, heads, wide, dtype)
+    return pack_normed_forward(gamma, beta, *pairs, second, heads, wide, dtype)
 
 
 def pack_layers(
@@ -332,7 +332,7 @@ def pack_layers(
 ) -> tuple[Float[Tensor, "H W"], Float[Tensor, "H W"]]:
     """Both weights of an MLP without a norm, hidden units down, channels across."""
     pairs = weight.detach(), *(None,) * 5
-    _, *packed = pack_forward(None, None, *pairs, second.detach(), 1, len(weight), dtype)
+    _, *packed = pack_normed_forward(None, None, *pairs, second.detach(), 1, len(weight), dtype)
     return packed[0], packed[1]
 
 
