@@ -137,16 +137,19 @@ def _gaps(anchors, inverse, rows, columns, M, axis: tl.constexpr, EVEN: tl.const
 
 @triton.jit
 def _quarter(
-    product, rows, columns, anchors, inverse, reciprocals, shifts, M,
-    AXES: tl.constexpr, EVEN: tl.constexpr,
+    product, rows, columns, given, M, AXES: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
     """Σ S u and Σ S u² of the columns, Σ S u/ℓ of the rows, along every axis, from a product of
     this part of the tile: (column row)."""
-    u = (_gaps(anchors, inverse, rows, columns, M, 0, EVEN),)
-    exponents = -u[0] * u[0]
-    for axis in tl.static_range(1, AXES):
-        u += (_gaps(anchors, inverse, rows, columns, M, axis, EVEN),)
-        exponents -= u[axis] * u[axis]
+    anchors, inverse, reciprocals, shifts = given
+    u = nothing()
+    for axis in tl.static_range(AXES):
+        gap = _gaps(anchors, inverse, rows, columns, M, axis, EVEN)
+        u += (gap,)
+        if axis == 0:
+            exponents = -gap * gap
+        else:
+            exponents -= gap * gap
     # w (G - δ), the reciprocal of the row's sum multiplied in.
     reciprocal = _numbers(reciprocals, rows, M, EVEN)
     shift = _numbers(shifts, rows, M, EVEN)
@@ -243,22 +246,15 @@ def steps_kernel(
         lower_left = tl.dot(z0, g1, lower_left, input_precision="ieee")
         lower_right = tl.dot(z1, g1, lower_right, input_precision="ieee")
 
-    s0, q0, r0 = _quarter(
-        upper_left, upper, left, anchors, inverse, reciprocals, shifts, M, AXES, EVEN
-    )
-    s1, q1, r1 = _quarter(
-        upper_right, upper, right, anchors, inverse, reciprocals, shifts, M, AXES, EVEN
-    )
+    given = (anchors, inverse, reciprocals, shifts)
+    s0, q0, r0 = _quarter(upper_left, upper, left, given, M, AXES, EVEN)
+    s1, q1, r1 = _quarter(upper_right, upper, right, given, M, AXES, EVEN)
     _store_rows(grad_points, r0, r1, upper, M, rescale, AXES, EVEN)
-    s2, q2, r0 = _quarter(
-        lower_left, lower, left, anchors, inverse, reciprocals, shifts, M, AXES, EVEN
-    )
+    s2, q2, r0 = _quarter(lower_left, lower, left, given, M, AXES, EVEN)
     _store_columns(
         grad_anchors, grad_inverse, inverse, s0, s2, q0, q2, left, M, rescale, AXES, EVEN
     )
-    s2, q2, r1 = _quarter(
-        lower_right, lower, right, anchors, inverse, reciprocals, shifts, M, AXES, EVEN
-    )
+    s2, q2, r1 = _quarter(lower_right, lower, right, given, M, AXES, EVEN)
     _store_columns(
         grad_anchors, grad_inverse, inverse, s1, s2, q1, q2, right, M, rescale, AXES, EVEN
     )
