@@ -181,8 +181,7 @@ def normed_linear_gluon_kernel(
         [4],
         [REGISTERS],
     )
-    end_barriers(ready)
-    end_barriers(arrived)
+    end_barriers((ready, arrived))
 
 
 # Tiles of tokens that each group prefetches and outputs of a program in pieces, by the width in
@@ -360,9 +359,7 @@ def normed_linear_backward_gluon_kernel(
         [4],
         [REGISTERS],
     )
-    end_barriers(ready)
-    end_barriers(empty)
-    end_barriers(full)
+    end_barriers((ready, empty, full))
 
 
 # Pieces that each group prefetches and rows of pieces of weights that are held, by the width in

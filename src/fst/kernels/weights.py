@@ -195,22 +195,6 @@ def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(None if each is None else each.contiguous() for each in tensors)
 
 
-def _empty_layers(
-    weights: Sequence[Tensor | None],
-    second: Tensor | None,
-    heads: int,
-    widened: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The slot, and room for the packed layer and the packed second weight, if there is one."""
-    first = weights[0]
-    assert first is not None
-    rows, width = sum(each is not None for each in weights) * heads * widened, first.shape[1]
-    slot = first.new_empty(1, dtype=torch.float32).expand(rows, width + EXTRA)
-    packed = first.new_empty(padded_hidden(rows), sum(tile_widths(width)), dtype=dtype)
-    return slot, packed, packed.new_empty(0) if second is None else torch.empty_like(packed)
-
-
 @operator("fst::pack_normed_layers")
 def pack_normed_forward(
     gamma: Tensor | None,
@@ -230,28 +214,33 @@ def pack_normed_forward(
 
     Without a norm there is one weight, and its bias is not packed.
     """
-    slot, packed, packed_second = _empty_layers((w0, w1, w2), second, heads, widened, dtype)
+    given = gamma, beta, w0, b0, w1, b1, w2, b2, second
+    slot, packed, packed_second = found = _empty_layers(*given, heads, widened, dtype)
     # One weight may be part of a wider one; several must lie alike.
     if w1 is not None or w0.stride(1) != 1:
         w0 = w0.contiguous()
-    given = *_contiguous(gamma, beta), w0, *_contiguous(w1, w2, b0, b1, b2, second)
+    parameters = *_contiguous(gamma, beta), w0, *_contiguous(w1, w2, b0, b1, b2, second)
     launch_kernel(
         pack_normed_kernel,
         (len(packed) // PACKED_ROWS,),
-        *given, packed, packed_second, w0.stride(0),
+        *parameters, packed, packed_second, w0.stride(0),
         **_head_sizes(len(slot) // (heads * widened), len(w0), heads, widened),
         **channel_tiles(w0.shape[1]),
         COLUMNS=triton.next_power_of_2(packed.shape[1]),
         BLOCK=PACKED_ROWS,
         num_warps=4,
     )  # fmt: skip
-    return slot, packed, packed_second
+    return found
 
 
 @pack_normed_forward.register_fake
-def _(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    _, _, w0, _, w1, _, w2, _, *rest = given
-    return _empty_layers((w0, w1, w2), *rest)
+def _empty_layers(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The slot, and room for the packed layer and the packed second weight, if there is one."""
+    _, _, w0, _, w1, _, w2, _, second, heads, widened, dtype = given
+    rows = sum(each is not None for each in (w0, w1, w2)) * heads * widened
+    slot = w0.new_empty(1, dtype=torch.float32).expand(rows, w0.shape[1] + EXTRA)
+    packed = w0.new_empty(padded_hidden(rows), sum(tile_widths(w0.shape[1])), dtype=dtype)
+    return slot, packed, packed.new_empty(0) if second is None else torch.empty_like(packed)
 
 
 @operator("fst::pack_normed_layers_backward")
