@@ -133,7 +133,7 @@ def nothing():
 
 @triton.jit
 def zero_tiles(COUNT: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr):
-    """So many tiles."""
+    """So many tiles of zeros."""
     tiles = nothing()
     for _ in tl.static_range(COUNT):
         tiles += (tl.zeros((ROWS, W), tl.float32),)
