@@ -7,6 +7,8 @@ from fst.rbf import rbf_weights
 from kernel_examples import DEVICE, HALF, relative
 
 anchor_blend = pytest.importorskip("fst.kernels.anchor_blend")
+by_axis, FOLD = anchor_blend.by_axis, anchor_blend.FOLD
+
 ROUNDING = 8e-3 if DEVICE == "cuda" else 1e-3
 NAMES = ("positions", "length scales", "features")
 # On a GPU the kernels are given half precision alone.
@@ -62,7 +64,7 @@ def gradients(make, given, steps, used=None, dtype=HALF, learned=(True, True, Tr
 def test_anchor_weights(count, axes, scale):
     positions, scales, _ = problem(2, count, 1, axes, scale)
     expected = rbf_weights(positions.double(), positions.double(), scales.double())
-    given = anchor_blend.by_axis(positions, scales)
+    given = by_axis(positions), by_axis(FOLD / scales)
     found, _ = anchor_blend.weights_forward(*given, torch.float32)
     assert relative(found, expected) < 1e-6
     half, _ = anchor_blend.weights_forward(*given, HALF)
@@ -81,7 +83,7 @@ def test_all_steps_at_once(count, channels, axes, scale, steps):
     """
     dtype, bound = (HALF, 1e-4) if DEVICE == "cuda" else (torch.float32, 2e-5)
     positions, scales, _ = problem(2, count, 1, axes, scale)
-    anchors, inverse = anchor_blend.by_axis(positions, scales)
+    anchors, inverse = by_axis(positions), by_axis(FOLD / scales)
     stored, reciprocals = anchor_blend.weights_forward(anchors, inverse, torch.float32)
     shape = (2, count, channels)
     features, grads = (

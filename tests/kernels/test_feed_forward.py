@@ -248,9 +248,7 @@ def test_position_terms_are_copied_where_tiles_do_not_wrap():
 
 def fused_output(tokens, *given):
     *parameters, eps = given
-    return feed_forward.output_mlp(
-        tokens, feed_forward.output_layers(*parameters, tokens.dtype), eps
-    )
+    return feed_forward.output_mlp(tokens, *parameters, eps)
 
 
 def plain_output(tokens, gamma, beta, first, bias, second, last):

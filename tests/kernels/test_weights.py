@@ -194,8 +194,8 @@ def test_the_operators_keep_their_promises(count):
     grad = torch.randn(count * 2 * size, 16 + weights.EXTRA, device=DEVICE)
     torch.library.opcheck(weights.pack_normed_backward.definition, (grad, *constant, 2, size))
     if second is not None:
-        given = constant[2], second, torch.float16
-        torch.library.opcheck(weights.pack_layers_forward.definition, given)
+        given = None, None, constant[2], *[None] * 5, second, 1, 12, torch.float16
+        torch.library.opcheck(weights.pack_normed_forward.definition, given, test_utils=tested)
 
 
 def test_more_layers_than_there_is_room_for():

@@ -32,8 +32,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from fst.kernels.blend import FOLD
-from fst.kernels.launch import Tiles, first_that_fits, launch_kernel, operator
+from fst.kernels.blend import FOLD, by_axis, nothing
+from fst.kernels.launch import Gradients, Tiles, first_that_fits, launch_kernel, operator
 
 # Rows at once, and rows of one program: the fastest of those tried on an H200.
 WEIGHTS = {"ROWS": 4, "CHUNK": 64, "num_warps": 4}
@@ -41,11 +41,11 @@ WEIGHTS = {"ROWS": 4, "CHUNK": 64, "num_warps": 4}
 
 @triton.jit
 def _axes(base, index, real, M, AXES: tl.constexpr):
-    """Three axes of the listed anchors; where there are fewer, the last again."""
-    first = tl.load(base + index, mask=real, other=1.0)
-    second = tl.load(base + (1 if AXES > 1 else 0) * M + index, mask=real, other=1.0)
-    third = tl.load(base + (AXES - 1) * M + index, mask=real, other=1.0)
-    return first, second, third
+    """Coordinates of the listed anchors along each axis, or their length scales."""
+    found = nothing()
+    for axis in tl.static_range(AXES):
+        found += (tl.load(base + axis * M + index, mask=real, other=1.0),)
+    return found
 
 
 @triton.jit
@@ -58,19 +58,16 @@ def anchor_weights_kernel(
     inverse += b * M * AXES
     columns = tl.arange(0, WIDE)
     there = columns < M
-    a0, a1, a2 = _axes(anchors, columns, there, M, AXES)
-    i0, i1, i2 = _axes(inverse, columns, there, M, AXES)
+    a = _axes(anchors, columns, there, M, AXES)
+    i = _axes(inverse, columns, there, M, AXES)
     for start in range(0, CHUNK, ROWS):
         rows = tl.program_id(0) * CHUNK + start + tl.arange(0, ROWS)
         real = rows < M
-        p0, p1, p2 = _axes(anchors, rows, real, M, AXES)
-        u = (p0[:, None] - a0[None, :]) * i0[None, :]
+        p = _axes(anchors, rows, real, M, AXES)
+        u = (p[0][:, None] - a[0][None, :]) * i[0][None, :]
         t = -u * u
-        if AXES > 1:
-            u = (p1[:, None] - a1[None, :]) * i1[None, :]
-            t -= u * u
-        if AXES > 2:
-            u = (p2[:, None] - a2[None, :]) * i2[None, :]
+        for axis in tl.static_range(1, AXES):
+            u = (p[axis][:, None] - a[axis][None, :]) * i[axis][None, :]
             t -= u * u
         weights = tl.where(there[None, :], tl.exp2(t), 0.0)
         reciprocal = 1.0 / tl.maximum(tl.sum(weights, 1), 1.0)  # rows beyond the last have none
@@ -96,15 +93,6 @@ def weights_forward(anchors: Tensor, inverse: Tensor, dtype: torch.dtype) -> tup
 def _empty_weights(anchors: Tensor, inverse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     batch, _, count = anchors.shape
     return anchors.new_empty(batch, count, count, dtype=dtype), anchors.new_empty(batch, count)
-
-
-def by_axis(
-    positions: Float[Tensor, "b m s"], length_scales: Float[Tensor, "b m s"]
-) -> tuple[Float[Tensor, "b s m"], Float[Tensor, "b s m"]]:
-    """Positions and reciprocal length scales in float32, one axis after the other."""
-    inverse = FOLD / length_scales.float()
-    axes = [x.float().transpose(1, 2).contiguous() for x in (positions, inverse)]
-    return axes[0], axes[1]
 
 
 @triton.jit
@@ -148,41 +136,34 @@ def _gaps(anchors, inverse, rows, columns, M, axis: tl.constexpr, EVEN: tl.const
 
 
 @triton.jit
-def _sums(change, gap, inverse, columns, M, axis: tl.constexpr, EVEN: tl.constexpr):
-    """Σ S u and Σ S u² of the columns, Σ S u/ℓ of the rows, along one axis."""
-    along = change * gap
-    scale = _numbers(inverse + axis * M, columns, M, EVEN)
-    return tl.sum(along, 1), tl.sum(along * gap, 1), tl.sum(along * scale[:, None], 0)
-
-
-@triton.jit
 def _quarter(
-    product, rows, columns, anchors, inverse, reciprocals, shifts, M,
-    AXES: tl.constexpr, EVEN: tl.constexpr,
+    product, rows, columns, given, M, AXES: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
-    """The sums along every axis, from a product of this part of the tile: (column row)."""
-    u0 = _gaps(anchors, inverse, rows, columns, M, 0, EVEN)
-    u1, u2 = u0, u0
-    exponents = -u0 * u0
-    if AXES > 1:
-        u1 = _gaps(anchors, inverse, rows, columns, M, 1, EVEN)
-        exponents -= u1 * u1
-    if AXES > 2:
-        u2 = _gaps(anchors, inverse, rows, columns, M, 2, EVEN)
-        exponents -= u2 * u2
+    """Σ S u and Σ S u² of the columns, Σ S u/ℓ of the rows, along every axis, from a product of
+    this part of the tile: (column row)."""
+    anchors, inverse, reciprocals, shifts = given
+    u = nothing()
+    for axis in tl.static_range(AXES):
+        gap = _gaps(anchors, inverse, rows, columns, M, axis, EVEN)
+        u += (gap,)
+        if axis == 0:
+            exponents = -gap * gap
+        else:
+            exponents -= gap * gap
     # w (G - δ), the reciprocal of the row's sum multiplied in.
     reciprocal = _numbers(reciprocals, rows, M, EVEN)
     shift = _numbers(shifts, rows, M, EVEN)
     change = tl.exp2(exponents) * (product * reciprocal[None, :] - shift[None, :])
     if not EVEN:
         change = tl.where((columns < M)[:, None] & (rows < M)[None, :], change, 0.0)
-    s0, q0, r0 = _sums(change, u0, inverse, columns, M, 0, EVEN)
-    s1, q1, r1, s2, q2, r2 = s0, q0, r0, s0, q0, r0
-    if AXES > 1:
-        s1, q1, r1 = _sums(change, u1, inverse, columns, M, 1, EVEN)
-    if AXES > 2:
-        s2, q2, r2 = _sums(change, u2, inverse, columns, M, 2, EVEN)
-    return (s0, s1, s2), (q0, q1, q2), (r0, r1, r2)
+    first, second, of_rows = nothing(), nothing(), nothing()
+    for axis in tl.static_range(AXES):
+        along = change * u[axis]
+        scale = _numbers(inverse + axis * M, columns, M, EVEN)
+        first += (tl.sum(along, 1),)
+        second += (tl.sum(along * u[axis], 1),)
+        of_rows += (tl.sum(along * scale[:, None], 0),)
+    return first, second, of_rows
 
 
 @triton.jit
@@ -265,22 +246,15 @@ def steps_kernel(
         lower_left = tl.dot(z0, g1, lower_left, input_precision="ieee")
         lower_right = tl.dot(z1, g1, lower_right, input_precision="ieee")
 
-    s0, q0, r0 = _quarter(
-        upper_left, upper, left, anchors, inverse, reciprocals, shifts, M, AXES, EVEN
-    )
-    s1, q1, r1 = _quarter(
-        upper_right, upper, right, anchors, inverse, reciprocals, shifts, M, AXES, EVEN
-    )
+    given = (anchors, inverse, reciprocals, shifts)
+    s0, q0, r0 = _quarter(upper_left, upper, left, given, M, AXES, EVEN)
+    s1, q1, r1 = _quarter(upper_right, upper, right, given, M, AXES, EVEN)
     _store_rows(grad_points, r0, r1, upper, M, rescale, AXES, EVEN)
-    s2, q2, r0 = _quarter(
-        lower_left, lower, left, anchors, inverse, reciprocals, shifts, M, AXES, EVEN
-    )
+    s2, q2, r0 = _quarter(lower_left, lower, left, given, M, AXES, EVEN)
     _store_columns(
         grad_anchors, grad_inverse, inverse, s0, s2, q0, q2, left, M, rescale, AXES, EVEN
     )
-    s2, q2, r1 = _quarter(
-        lower_right, lower, right, anchors, inverse, reciprocals, shifts, M, AXES, EVEN
-    )
+    s2, q2, r1 = _quarter(lower_right, lower, right, given, M, AXES, EVEN)
     _store_columns(
         grad_anchors, grad_inverse, inverse, s1, s2, q1, q2, right, M, rescale, AXES, EVEN
     )
@@ -350,21 +324,14 @@ def make_slots(
 make_slots.register_fake(make_slots.function)
 
 
-def _save_anchors(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:3])
-
-
-def _slots_gradients(ctx: Any, brought: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+@make_slots.gradients("anchors", "inverse", "reciprocals")
+def _(ctx: Any, brought: list[Tensor | None], *given: Tensor) -> Gradients:
     # Steps whose result was not used bring nothing.
     used = [tensor.contiguous() for tensor in brought if tensor is not None]
     if not used:
-        return (None,) * 5
-    rows, columns, inverse = blend_backward(*ctx.saved_tensors, used[::3], used[1::3], used[2::3])
-    return (rows + columns).sum(dim=1), inverse.sum(dim=1), None, None, None
-
-
-make_slots.register_autograd(_slots_gradients, setup_context=_save_anchors)
+        return {}
+    rows, columns, inverse = blend_backward(*given, used[::3], used[1::3], used[2::3])
+    return {"anchors": (rows + columns).sum(dim=1), "inverse": inverse.sum(dim=1)}
 
 
 @operator("fst::anchor_blend")
@@ -378,17 +345,11 @@ def blend_step(
 blend_step.register_fake(blend_step.function)
 
 
-def _save_step(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2], output)
-
-
-def _step_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    weights, features, blended = ctx.saved_tensors
+@blend_step.gradients("weights", "features", outputs=True)
+def _(ctx: Any, grad: Tensor, weights: Tensor, features: Tensor, blended: Tensor) -> Gradients:
     back = weights.mT @ grad if ctx.needs_input_grad[1] else None
-    return None, back, grad, features, blended
-
-
-blend_step.register_autograd(_step_gradients, setup_context=_save_step)
+    slots = {"for_grad": grad, "for_features": features, "for_blend": blended}
+    return {"features": back} | slots
 
 
 class AnchorBlend:
@@ -400,7 +361,7 @@ class AnchorBlend:
         length_scales: Float[Tensor, "b m s"],
         dtype: torch.dtype,
     ) -> None:
-        anchors, inverse = by_axis(positions, length_scales)
+        anchors, inverse = by_axis(positions), by_axis(FOLD / length_scales.float())
         # Their gradient is part of what the slots give.
         self.weights, reciprocals = weights_forward(anchors.detach(), inverse.detach(), dtype)
         self._anchors = anchors, inverse, reciprocals

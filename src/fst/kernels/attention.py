@@ -27,7 +27,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from fst.kernels.launch import from_module, launch_kernel, operator, try_on_hopper
+from fst.kernels.launch import Gradients, from_module, launch_kernel, operator, try_on_hopper
 
 
 @triton.jit
@@ -350,23 +350,18 @@ def _empty_gradients(
     return [found] if queries is None else [found, _joined(queries)]
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scale, ctx.real = inputs
-    ctx.save_for_backward(*tensors, *output)
-
-
-def _attention_gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    keys_values, queries, out, logarithms = ctx.saved_tensors
+@attention_forward.gradients("keys_values", "queries", "scale", "real", outputs=True)
+def _(
+    ctx: Any, grad: Tensor, keys_values: Tensor, queries: Tensor | None, scale: float, real: int,
+    out: Tensor, logarithms: Tensor,
+) -> Gradients:  # fmt: skip
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
     # What is no mixture of values moves no weight.
-    mixture, moved = out[..., : ctx.real], grad[..., : ctx.real]
-    delta = (moved.float() * mixture.float()).sum(dim=-1) * ctx.scale
-    found = attention_backward(grad, keys_values, queries, logarithms, delta, ctx.scale)
-    return found[0], None if queries is None else found[1], None, None
-
-
-attention_forward.register_autograd(_attention_gradients, setup_context=_save_for_backward)
+    mixture, moved = out[..., :real], grad[..., :real]
+    delta = (moved.float() * mixture.float()).sum(dim=-1) * scale
+    found = attention_backward(grad, keys_values, queries, logarithms, delta, scale)
+    return dict(zip(("keys_values", "queries"), found, strict=False))
 
 
 def short_attention(

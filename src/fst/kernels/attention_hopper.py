@@ -401,10 +401,8 @@ def attention_gluon_kernel(
         [4, 1],
         [MIX_REGISTERS, FETCH_REGISTERS],
     )  # fmt: skip
-    SETS: gl.constexpr = len(bars)
-    for i in gl.static_range(SETS):
-        end_barriers(bars[i])
-    end_barriers(again)
+    end_barriers(bars)
+    end_barriers((again,))
 
 
 def forward(
@@ -633,11 +631,7 @@ def attention_backward_gluon_kernel(
         [4, 4, 4],
         [KEYS_REGISTERS, KEYS_REGISTERS, QUERIES_REGISTERS],
     )  # fmt: skip
-    end_barriers(ready)
-    end_barriers(free)
-    end_barriers(known)
-    end_barriers(full)
-    end_barriers(empty)
+    end_barriers((ready, free, known, full, empty))
 
 
 def _lines(tensor: Tensor) -> TensorDescriptor:

@@ -50,7 +50,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fst.kernels.launch import launch_kernel, operator, tiles_in
+from fst.kernels.launch import Gradients, launch_kernel, operator, tiles_in
 
 # c above: ½ and the change to base 2, as a factor of the reciprocal length scales.
 FOLD = math.sqrt(0.5 * math.log2(math.e))
@@ -126,38 +126,55 @@ def _columns(chosen, start, BLOCK: tl.constexpr, LISTED: tl.constexpr):
 
 
 @triton.jit
-def _axis(base, count, index, mask, axis: tl.constexpr, AXES: tl.constexpr):
-    """One coordinate of the listed points; zero where there are fewer axes than that."""
-    if axis < AXES:
-        return tl.load(base + axis * count + index, mask=mask, other=0.0)
-    return tl.zeros(index.shape, tl.float32)
+def nothing():
+    """For tuples to begin with."""
+    return ()
 
 
 @triton.jit
-def _exponents(shift, x0, x1, x2, anchors, inverse, columns, R, AXES: tl.constexpr):
+def zero_tiles(COUNT: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr):
+    """So many tiles of zeros."""
+    tiles = nothing()
+    for _ in tl.static_range(COUNT):
+        tiles += (tl.zeros((ROWS, W), tl.float32),)
+    return tiles
+
+
+@triton.jit
+def _axes(base, count, index, mask, AXES: tl.constexpr):
+    """The coordinates of the listed points."""
+    found = nothing()
+    for axis in tl.static_range(AXES):
+        found += (tl.load(base + axis * count + index, mask=mask, other=0.0)[:, None],)
+    return found
+
+
+@triton.jit
+def _exponents(shift, x, anchors, inverse, columns, R, AXES: tl.constexpr):
     """shift - Σ_s ((x_s - a_s) i_s)². The differences come first: no cancellation."""
-    u = (x0 - tl.load(anchors + columns)[None, :]) * tl.load(inverse + columns)[None, :]
+    u = (x[0] - tl.load(anchors + columns)[None, :]) * tl.load(inverse + columns)[None, :]
     t = shift - u * u
     if AXES > 1:
-        u = (x1 - tl.load(anchors + R + columns)[None, :]) * tl.load(inverse + R + columns)[None, :]
+        anchor = tl.load(anchors + R + columns)[None, :]
+        u = (x[1] - anchor) * tl.load(inverse + R + columns)[None, :]
         t -= u * u
     if AXES > 2:
         columns += 2 * R
-        u = (x2 - tl.load(anchors + columns)[None, :]) * tl.load(inverse + columns)[None, :]
+        u = (x[2] - tl.load(anchors + columns)[None, :]) * tl.load(inverse + columns)[None, :]
         t -= u * u
     return t
 
 
 @triton.jit
 def _highest(
-    shift, x0, x1, x2, anchors, inverse, chosen, count, R,
+    shift, x, anchors, inverse, chosen, count, R,
     AXES: tl.constexpr, BLOCK_Q: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     """The highest exponent of each point of a tile."""
     highest = tl.full((BLOCK_Q,), -float("inf"), tl.float32)
     for start in range(0, count, FEW):
         columns = _columns(chosen, start, FEW, LISTED)
-        found = _exponents(shift[:, None], x0, x1, x2, anchors, inverse, columns, R, AXES)
+        found = _exponents(shift[:, None], x, anchors, inverse, columns, R, AXES)
         highest = tl.maximum(highest, tl.max(found, 1))
     return highest
 
@@ -185,56 +202,32 @@ def settled(values, COMPILED: tl.constexpr):
 
 
 @triton.jit
-def _add_part(
-    total, weights, features, columns,
-    part: tl.constexpr, P: tl.constexpr, W: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
-    """The product with a part of the features, if there are so many, is added; the last settles."""
-    if part * W < P:
-        z = tl.load(features + columns[:, None] * P + (part * W + tl.arange(0, W))[None, :])
-        total = tl.dot(weights, z, total, input_precision="ieee")
-        if (part + 1) * W == P:
-            total = settled(total, COMPILED)
-    return total
-
-
-@triton.jit
 def _blend_tile(
-    shift, x0, x1, x2, anchors, inverse, features, chosen, count, R,
+    shift, x, anchors, inverse, features, chosen, count, R,
     output, logarithms, rows, real,
     D: tl.constexpr, P: tl.constexpr, W: tl.constexpr, AXES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, LISTED: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Store the blend of a tile with `shift` added to the exponents.
-
-    There are at most five parts. Triton has no lists of tiles that change in a loop.
-    """
-    sum0 = tl.zeros((BLOCK_Q, W), tl.float32)
-    sum1, sum2, sum3, sum4 = sum0, sum0, sum0, sum0
+    """Store the blend of a tile with `shift` added to the exponents."""
+    PARTS: tl.constexpr = P // W
+    sums = zero_tiles(PARTS, BLOCK_Q, W)
     for start in range(0, count, BLOCK_M):
         columns = _columns(chosen, start, BLOCK_M, LISTED)
-        exponents = _exponents(shift[:, None], x0, x1, x2, anchors, inverse, columns, R, AXES)
+        exponents = _exponents(shift[:, None], x, anchors, inverse, columns, R, AXES)
         weights = tl.exp2(exponents).to(features.dtype.element_ty)
-        sum0 = _add_part(sum0, weights, features, columns, 0, P, W, COMPILED)
-        sum1 = _add_part(sum1, weights, features, columns, 1, P, W, COMPILED)
-        sum2 = _add_part(sum2, weights, features, columns, 2, P, W, COMPILED)
-        sum3 = _add_part(sum3, weights, features, columns, 3, P, W, COMPILED)
-        sum4 = _add_part(sum4, weights, features, columns, 4, P, W, COMPILED)
-    last = sum0
-    if P > W:
-        last = sum1
-    if P > 2 * W:
-        last = sum2
-    if P > 3 * W:
-        last = sum3
-    if P > 4 * W:
-        last = sum4
+        added = nothing()
+        for part in tl.static_range(PARTS):
+            z = tl.load(features + columns[:, None] * P + (part * W + tl.arange(0, W))[None, :])
+            found = tl.dot(weights, z, sums[part], input_precision="ieee")
+            if part == PARTS - 1:
+                found = settled(found, COMPILED)
+            added += (found,)
+        sums = added
+    last = sums[PARTS - 1]
     total = tl.sum(tl.where((P - W + tl.arange(0, W) == D)[None, :], last, 0.0), 1)
     scale = 1.0 / total[:, None]
-    _store_part(output, rows, real, 0, sum0 * scale, D, W)
-    _store_part(output, rows, real, 1, sum1 * scale, D, W)
-    _store_part(output, rows, real, 2, sum2 * scale, D, W)
-    _store_part(output, rows, real, 3, sum3 * scale, D, W)
+    for part in tl.static_range(PARTS):
+        _store_part(output, rows, real, part, sums[part] * scale, D, W)
     tl.store(logarithms + rows, tl.log2(total) - shift, mask=real)
 
 
@@ -268,18 +261,14 @@ def blend_kernel(
 
     rows = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     real = rows < Q
-    x0 = _axis(points, Q, rows, real, 0, AXES)[:, None]
-    x1 = _axis(points, Q, rows, real, 1, AXES)[:, None]
-    x2 = _axis(points, Q, rows, real, 2, AXES)[:, None]
+    x = _axes(points, Q, rows, real, AXES)
     shift = tl.zeros((BLOCK_Q,), tl.float32)
     if SHIFTED:
         # Nothing to do for a tile that came out well the first time.
         if tl.min(tl.load(logarithms + rows, mask=real, other=0.0)) < LEAST_LOGARITHM:
-            shift = -_highest(
-                shift, x0, x1, x2, anchors, inverse, chosen, count, R, AXES, BLOCK_Q, LISTED
-            )
+            shift = -_highest(shift, x, anchors, inverse, chosen, count, R, AXES, BLOCK_Q, LISTED)
             _blend_tile(
-                shift, x0, x1, x2, anchors, inverse, features, chosen, count, R,
+                shift, x, anchors, inverse, features, chosen, count, R,
                 output, logarithms, rows, real,
                 D, P, W, AXES, BLOCK_Q, BLOCK_M, LISTED, COMPILED,
             )  # fmt: skip
@@ -287,10 +276,10 @@ def blend_kernel(
         if LISTED:  # noqa: SIM102, known when the kernel is compiled
             if tl.load(remote) > 0:
                 shift = -_highest(
-                    shift, x0, x1, x2, anchors, inverse, chosen, count, R, AXES, BLOCK_Q, LISTED
+                    shift, x, anchors, inverse, chosen, count, R, AXES, BLOCK_Q, LISTED
                 )
         _blend_tile(
-            shift, x0, x1, x2, anchors, inverse, features, chosen, count, R,
+            shift, x, anchors, inverse, features, chosen, count, R,
             output, logarithms, rows, real,
             D, P, W, AXES, BLOCK_Q, BLOCK_M, LISTED, COMPILED,
         )  # fmt: skip
@@ -337,12 +326,6 @@ def run_blend(
 
 
 @triton.jit
-def _store_axis(base, count, index, mask, axis: tl.constexpr, AXES: tl.constexpr, values):
-    if axis < AXES:
-        tl.store(base + axis * count + index, values, mask=mask)
-
-
-@triton.jit
 def _channel_tile(
     base, rows, row_mask, stride: tl.constexpr, first: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr,
@@ -353,6 +336,15 @@ def _channel_tile(
     if first + BLOCK > D:
         mask = mask & (channels < D)[None, :]
     return tl.load(base + rows[:, None] * stride + channels[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _parts(base, rows, row_mask, stride: tl.constexpr, D: tl.constexpr, W: tl.constexpr):
+    """All D channels of the listed rows, W at a time."""
+    found = nothing()
+    for first in tl.static_range(0, D, W):
+        found += (_channel_tile(base, rows, row_mask, stride, first, D, W),)
+    return found
 
 
 @triton.jit
@@ -368,13 +360,6 @@ def _store_channels(
 
 
 @triton.jit
-def _moments(change, gap):
-    """First and second moments of the logit gradients about each anchor, along one axis."""
-    moment = change * gap
-    return tl.sum(moment, 1), tl.sum(moment * gap, 1)
-
-
-@triton.jit
 def blend_anchors_kernel(
     grad, logarithms, delta, points, anchors, inverse, features,
     grad_anchors, grad_inverse, grad_features,
@@ -382,7 +367,7 @@ def blend_anchors_kernel(
     D: tl.constexpr, P: tl.constexpr, W: tl.constexpr, AXES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of anchors, from all points. The channels come in at most four parts."""
+    """Gradients of a tile of anchors, from all points."""
     batch = tl.program_id(1).to(tl.int64)
     points += batch * point_stride
     anchors += batch * M * AXES
@@ -397,78 +382,53 @@ def blend_anchors_kernel(
 
     columns = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     there = columns < M
-    a0 = _axis(anchors, M, columns, there, 0, AXES)[:, None]
-    a1 = _axis(anchors, M, columns, there, 1, AXES)[:, None]
-    a2 = _axis(anchors, M, columns, there, 2, AXES)[:, None]
-    i0 = _axis(inverse, M, columns, there, 0, AXES)
-    i1 = _axis(inverse, M, columns, there, 1, AXES)
-    i2 = _axis(inverse, M, columns, there, 2, AXES)
-    z0 = _channel_tile(features, columns, there, P, 0, D, W)
-    z1 = _channel_tile(features, columns, there, P, W, D, W)
-    z2 = _channel_tile(features, columns, there, P, 2 * W, D, W)
-    z3 = _channel_tile(features, columns, there, P, 3 * W, D, W)
-    dz0 = tl.zeros((BLOCK_M, W), tl.float32)
-    dz1, dz2, dz3 = dz0, dz0, dz0
-    first0, second0 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
-    first1, second1 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
-    first2, second2 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
+    PARTS: tl.constexpr = (D + W - 1) // W
+    a = _axes(anchors, M, columns, there, AXES)
+    i = _axes(inverse, M, columns, there, AXES)
+    z = _parts(features, columns, there, P, D, W)
+    dz = zero_tiles(PARTS, BLOCK_M, W)
+    moments = nothing()  # the first and second moments about each anchor, along each axis
+    for _ in tl.static_range(2 * AXES):
+        moments += (tl.zeros((BLOCK_M,), tl.float32),)
     for start in range(0, QP, BLOCK_Q):
         rows = start + tl.arange(0, BLOCK_Q)
         real = rows < Q
-        g0 = _channel_tile(grad, rows, real, D, 0, D, W)
-        along = tl.dot(z0, tl.trans(g0), input_precision="ieee")
-        if D > W:
-            g1 = _channel_tile(grad, rows, real, D, W, D, W)
-            along = tl.dot(z1, tl.trans(g1), along, input_precision="ieee")
-        if D > 2 * W:
-            g2 = _channel_tile(grad, rows, real, D, 2 * W, D, W)
-            along = tl.dot(z2, tl.trans(g2), along, input_precision="ieee")
-        if D > 3 * W:
-            g3 = _channel_tile(grad, rows, real, D, 3 * W, D, W)
-            along = tl.dot(z3, tl.trans(g3), along, input_precision="ieee")
+        g = nothing()
+        along = tl.zeros((BLOCK_M, BLOCK_Q), tl.float32)
+        for part in tl.static_range(PARTS):
+            g += (_channel_tile(grad, rows, real, D, part * W, D, W),)
+            along = tl.dot(z[part], tl.trans(g[part]), along, input_precision="ieee")
         # The zeros tie the weights to the layout of the product: they are then made only once, and
         # go to the tensor cores from where they are.
         exponents = along * 0.0 - tl.load(logarithms + rows)[None, :]
-        gap0 = tl.load(points + rows)[None, :] - a0
-        u = gap0 * i0[:, None]
-        exponents -= u * u
-        if AXES > 1:
-            gap1 = tl.load(points + QP + rows)[None, :] - a1
-            u = gap1 * i1[:, None]
+        gaps = nothing()
+        for axis in tl.static_range(AXES):
+            gap = tl.load(points + axis * QP + rows)[None, :] - a[axis]
+            u = gap * i[axis]
             exponents -= u * u
-        if AXES > 2:
-            gap2 = tl.load(points + 2 * QP + rows)[None, :] - a2
-            u = gap2 * i2[:, None]
-            exponents -= u * u
+            gaps += (gap,)
         weights = tl.exp2(exponents)  # m q; zero beyond the last point
         rounded = weights.to(grad.dtype.element_ty)
-        dz0 = tl.dot(rounded, g0, dz0, input_precision="ieee")
-        if D > W:
-            dz1 = tl.dot(rounded, g1, dz1, input_precision="ieee")
-        if D > 2 * W:
-            dz2 = tl.dot(rounded, g2, dz2, input_precision="ieee")
-        if D > 3 * W:
-            dz3 = tl.dot(rounded, g3, dz3, input_precision="ieee")
+        added = nothing()
+        for part in tl.static_range(PARTS):
+            added += (tl.dot(rounded, g[part], dz[part], input_precision="ieee"),)
+        dz = added
         change = weights * (along - tl.load(delta + rows)[None, :])
-        first, second = _moments(change, gap0)
-        first0, second0 = first0 + first, second0 + second
-        if AXES > 1:
-            first, second = _moments(change, gap1)
-            first1, second1 = first1 + first, second1 + second
-        if AXES > 2:
-            first, second = _moments(change, gap2)
-            first2, second2 = first2 + first, second2 + second
-    _store_channels(grad_features, columns, there, P, 0, dz0, D, W)
-    _store_channels(grad_features, columns, there, P, W, dz1, D, W)
-    _store_channels(grad_features, columns, there, P, 2 * W, dz2, D, W)
-    _store_channels(grad_features, columns, there, P, 3 * W, dz3, D, W)
+        added = nothing()
+        for axis in tl.static_range(AXES):
+            moment = change * gaps[axis]
+            first, second = tl.sum(moment, 1), tl.sum(moment * gaps[axis], 1)
+            added += (moments[2 * axis] + first, moments[2 * axis + 1] + second)
+        moments = added
+    for part in tl.static_range(PARTS):
+        _store_channels(grad_features, columns, there, P, part * W, dz[part], D, W)
     # The logit is -gap² i² / (2c²) with gap = x - a; `rescale` is 1/c² (and the ½ goes with the 2).
-    _store_axis(grad_anchors, M, columns, there, 0, AXES, first0 * i0 * i0 * rescale)
-    _store_axis(grad_anchors, M, columns, there, 1, AXES, first1 * i1 * i1 * rescale)
-    _store_axis(grad_anchors, M, columns, there, 2, AXES, first2 * i2 * i2 * rescale)
-    _store_axis(grad_inverse, M, columns, there, 0, AXES, -second0 * i0 * rescale)
-    _store_axis(grad_inverse, M, columns, there, 1, AXES, -second1 * i1 * rescale)
-    _store_axis(grad_inverse, M, columns, there, 2, AXES, -second2 * i2 * rescale)
+    for axis in tl.static_range(AXES):
+        found = moments[2 * axis][:, None] * i[axis] * i[axis] * rescale
+        tl.store(grad_anchors + axis * M + columns[:, None], found, mask=there[:, None])
+    for axis in tl.static_range(AXES):
+        found = -moments[2 * axis + 1][:, None] * i[axis] * rescale
+        tl.store(grad_inverse + axis * M + columns[:, None], found, mask=there[:, None])
 
 
 @triton.jit
@@ -491,31 +451,28 @@ def blend_points_kernel(
 
     rows = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     real = rows < Q
-    x0 = _axis(points, QP, rows, real, 0, AXES)[:, None]
-    x1 = _axis(points, QP, rows, real, 1, AXES)[:, None]
-    x2 = _axis(points, QP, rows, real, 2, AXES)[:, None]
+    x = _axes(points, QP, rows, real, AXES)
     logarithm = tl.load(logarithms + rows, mask=real, other=float("inf"))[:, None]
     projection = tl.load(delta + rows, mask=real, other=0.0)[:, None]
     g0 = _channel_tile(grad, rows, real, D, 0, D, D0)
     g1 = _channel_tile(grad, rows, real, D, D0, D, D1)
-    d0 = tl.zeros((BLOCK_Q,), tl.float32)
-    d1, d2 = d0, d0
+    found = nothing()
+    for _ in tl.static_range(AXES):
+        found += (tl.zeros((BLOCK_Q,), tl.float32),)
     for start in range(0, M, BLOCK_M):
         columns = start + tl.arange(0, BLOCK_M)
         there = columns < M
-        gap0 = x0 - _axis(anchors, M, columns, there, 0, AXES)[None, :]
-        gap1 = x1 - _axis(anchors, M, columns, there, 1, AXES)[None, :]
-        gap2 = x2 - _axis(anchors, M, columns, there, 2, AXES)[None, :]
-        i0 = _axis(inverse, M, columns, there, 0, AXES)[None, :]
-        i1 = _axis(inverse, M, columns, there, 1, AXES)[None, :]
-        i2 = _axis(inverse, M, columns, there, 2, AXES)[None, :]
-        u = gap0 * i0
+        gaps, scales = nothing(), nothing()
+        for axis in tl.static_range(AXES):
+            anchor = tl.load(anchors + axis * M + columns, mask=there, other=0.0)
+            gaps += (x[axis] - anchor[None, :],)
+        for axis in tl.static_range(AXES):
+            scale = tl.load(inverse + axis * M + columns, mask=there, other=0.0)
+            scales += (scale[None, :],)
+        u = gaps[0] * scales[0]
         logits = -u * u
-        if AXES > 1:
-            u = gap1 * i1
-            logits -= u * u
-        if AXES > 2:
-            u = gap2 * i2
+        for axis in tl.static_range(1, AXES):
+            u = gaps[axis] * scales[axis]
             logits -= u * u
         logits = tl.where(there[None, :], logits, -float("inf"))
         weights = tl.exp2(logits - logarithm)
@@ -525,14 +482,14 @@ def blend_points_kernel(
             z1 = _channel_tile(features, columns, there, P, D0, D, D1)
             along = tl.dot(g1, tl.trans(z1), along, input_precision="ieee")
         change = weights * (along - projection)
-        d0 -= tl.sum(change * gap0 * i0 * i0, 1)
-        if AXES > 1:
-            d1 -= tl.sum(change * gap1 * i1 * i1, 1)
-        if AXES > 2:
-            d2 -= tl.sum(change * gap2 * i2 * i2, 1)
-    _store_axis(grad_points, Q, rows, real, 0, AXES, d0 * rescale)
-    _store_axis(grad_points, Q, rows, real, 1, AXES, d1 * rescale)
-    _store_axis(grad_points, Q, rows, real, 2, AXES, d2 * rescale)
+        added = nothing()
+        for axis in tl.static_range(AXES):
+            scale = scales[axis]
+            added += (found[axis] - tl.sum(change * gaps[axis] * scale * scale, 1),)
+        found = added
+    for axis in tl.static_range(AXES):
+        gradient = found[axis] * rescale
+        tl.store(grad_points + axis * Q + rows, gradient, mask=real)
 
 
 @operator("fst::rbf_blend")
@@ -573,18 +530,16 @@ def blend_backward(
     of the features that count have a gradient; the others are not written.
     """
     (batch, axes, count), (queries, channels) = anchors.shape, grad.shape[1:]
-    grad_anchors, grad_inverse = torch.empty_like(anchors), torch.empty_like(inverse)
-    grad_features = torch.empty_like(features)
-    grad_points = points.new_empty((batch, axes, queries) if learned_points else (0,))
-    tiles = BACKWARD_TILES[features.element_size()]
     given = (grad, logarithms, delta, points, anchors, inverse, features)
+    grad_points, *others = found = _empty_gradients(*given, learned_points)
+    tiles = BACKWARD_TILES[features.element_size()]
     # Points of one set may serve the whole batch.
     stride = 0 if points.shape[0] == 1 else axes * points.shape[2]
     sizes = (queries, points.shape[2], count, stride, FOLD**-2)
     parts = {"D": channels, "P": features.shape[2], "AXES": axes}
     launch_kernel(
         blend_anchors_kernel, (tiles_in(count, tiles["BLOCK_M"]), batch),
-        *given, grad_anchors, grad_inverse, grad_features, *sizes,
+        *given, *others, *sizes,
         **parts, W=min(PART, max(16, triton.next_power_of_2(channels))),
         **tiles,
     )  # fmt: skip
@@ -592,22 +547,15 @@ def blend_backward(
         grid = (tiles_in(queries, tiles["BLOCK_Q"]), batch)
         constants = parts | _channel_tiles(channels) | tiles
         launch_kernel(blend_points_kernel, grid, *given, grad_points, *sizes, **constants)
-    return grad_points, grad_anchors, grad_inverse, grad_features
+    return found
 
 
 @blend_backward.register_fake
-def _(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+def _empty_gradients(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *_, points, anchors, inverse, features, learned_points = given
     shape = (*anchors.shape[:2], grad.shape[1]) if learned_points else (0,)
-    return points.new_empty(shape), *map(torch.empty_like, (anchors, inverse, features))
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    points, anchors, inverse, features, _ = inputs
-    ctx.learned_points = points.requires_grad
-    if ctx.learned_points and len(points) != len(anchors):
-        raise ValueError("points shared by the batch cannot be learned")
-    ctx.save_for_backward(points, anchors, inverse, features, *output)
+    alike = torch.empty_like(anchors), torch.empty_like(inverse), torch.empty_like(features)
+    return points.new_empty(shape), *alike
 
 
 def _filled(tensor: Tensor, missing: int, value: float) -> Tensor:
@@ -615,18 +563,24 @@ def _filled(tensor: Tensor, missing: int, value: float) -> Tensor:
     return F.pad(tensor, (0, missing), value=value) if missing else tensor
 
 
-def _blend_gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    points, anchors, inverse, features, output, logarithms = ctx.saved_tensors
-    grad = grad.contiguous()
+@blend_forward.gradients("points", "anchors", "inverse", "features", outputs=True)
+def _(
+    ctx: Any, grad: Tensor, points: Tensor, anchors: Tensor, inverse: Tensor, features: Tensor,
+    output: Tensor, logarithms: Tensor,
+) -> Gradients:  # fmt: skip
+    learned, grad = ctx.needs_input_grad[0], grad.contiguous()
     delta = (grad.float() * output.float()).sum(dim=-1)
     missing = -grad.shape[1] % BACKWARD_TILES[features.element_size()]["BLOCK_Q"]
     filled = (_filled(logarithms, missing, torch.inf), _filled(delta, missing, 0.0))
     given = _filled(points, missing, 0.0), anchors, inverse, features
-    found = blend_backward(grad, *filled, *given, ctx.learned_points)
-    return (found[0] if ctx.learned_points else None, *found[1:], None)
+    of_points, *found = blend_backward(grad, *filled, *given, learned)
+    others = zip(("anchors", "inverse", "features"), found, strict=True)
+    return {"points": of_points if learned else None, **dict(others)}
 
 
-blend_forward.register_autograd(_blend_gradients, setup_context=_save_for_backward)
+def by_axis(coordinates: Float[Tensor, "b m s"]) -> Float[Tensor, "b s m"]:
+    """In float32, one axis after the other: neighbouring threads read neighbouring numbers."""
+    return coordinates.float().transpose(1, 2).contiguous()
 
 
 def fused_blend(
@@ -636,10 +590,10 @@ def fused_blend(
     features: Float[Tensor, "b m d"],
 ) -> Float[Tensor, "b q d"]:
     """The blend in the features' dtype, which is also that of the product; the rest in float32."""
-    inverse = FOLD / length_scales.float()
-    # One axis after the other, so that neighbouring threads read neighbouring numbers.
-    by_axis = (x.float().transpose(1, 2).contiguous() for x in (points, anchors, inverse))
-    return blend_forward(*by_axis, with_ones(features), features.shape[2])[0]
+    if torch.is_grad_enabled() and points.requires_grad and len(points) != len(anchors):
+        raise ValueError("points shared by the batch cannot be learned")
+    given = map(by_axis, (points, anchors, FOLD / length_scales.float()))
+    return blend_forward(*given, with_ones(features), features.shape[2])[0]
 
 
 # Tiles of the forward kernel by the size of a feature in bytes. Of wider features in half precision
@@ -688,11 +642,8 @@ def list_kernel(
     columns = tl.arange(0, SPAN)
     there = columns < M
     least, most = _span(points, Q, rows, anchors, inverse, R, columns, there, 0)
-    if AXES > 1:
-        more = _span(points, Q, rows, anchors, inverse, R, columns, there, 1)
-        least, most = least + more[0], most + more[1]
-    if AXES > 2:
-        more = _span(points, Q, rows, anchors, inverse, R, columns, there, 2)
+    for axis in tl.static_range(1, AXES):
+        more = _span(points, Q, rows, anchors, inverse, R, columns, there, axis)
         least, most = least + more[0], most + more[1]
     bound = tl.min(tl.where(there, most, float("inf")), 0)
     # So that an anchor without a number, of a model that has diverged, is kept and seen.
@@ -767,9 +718,8 @@ def pruned_blend(
     # At least one more, to fill up lists with, and a whole number of blocks.
     more = 1 + -(count + 1) % _pruned_tiles(features, channels)["BLOCK_M"]
     inverse = FOLD / length_scales.float()
-    by_axis = points.float().transpose(1, 2).contiguous()
     far = with_far(anchors.float().transpose(1, 2), inverse.transpose(1, 2), more)
-    return pruned_blend_forward(by_axis, *far, with_ones(features, more), count, channels)
+    return pruned_blend_forward(by_axis(points), *far, with_ones(features, more), count, channels)
 
 
 def scattered(points: Float[Tensor, "b q s"]) -> bool:

@@ -41,6 +41,7 @@ from torch import Tensor
 
 from fst.kernels.blend import settled
 from fst.kernels.launch import (
+    Gradients,
     Tiles,
     first_that_fits,
     from_module,
@@ -432,21 +433,15 @@ def _(
     )
 
 
-def _save_for_mlp_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, term, first, _, _, w1, w2, ctx.eps = inputs
-    ctx.save_for_backward(x, term, w1, w2)
-    ctx.hidden = first.shape[0]
-
-
-def _mlp_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, term, w1, w2 = ctx.saved_tensors
-    given = dy.contiguous(), x, term, w1, w2
-    dx, dterm, first, second, sums = mlp_backward(*given, ctx.hidden, ctx.eps)
-    layers = first, second, sums.sum(dim=0)
-    return dx, None if term is None else dterm, *layers, None, None, None
-
-
-mlp_forward.register_autograd(_mlp_gradients, setup_context=_save_for_mlp_backward)
+@mlp_forward.gradients("x", "term", "w1", "w2", "first", "eps")
+def _(
+    ctx: Any, dy: Tensor, x: Tensor, term: Tensor | None, w1: Tensor, w2: Tensor, first: Tensor,
+    eps: float,
+) -> Gradients:  # fmt: skip
+    found = mlp_backward(dy.contiguous(), x, term, w1, w2, first.shape[0], eps)
+    dx, dterm, dfirst, dsecond, sums = found
+    layers = {"first": dfirst, "second": dsecond, "b2": sums.sum(dim=0)}
+    return {"x": dx, "term": None if term is None else dterm} | layers
 
 
 class Layers(NamedTuple):
@@ -624,51 +619,28 @@ def _empty_output_gradients(
     )
 
 
-def _save_for_output_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    tokens, _, packed, second, _, ctx.eps = inputs
-    ctx.save_for_backward(tokens, packed, second)
-
-
-def _output_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    tokens, packed, second = ctx.saved_tensors
+@output_forward.gradients("tokens", "packed", "second", "eps")
+def _(ctx: Any, grad: Tensor, *given: Any) -> Gradients:
     grad = grad.float().contiguous()
-    found, normed, change, shares = output_backward(grad, tokens, packed, second, ctx.eps)
-    layer = transposed_product(change, normed)
-    return found, layer, None, shares.sum(dim=0), grad.sum().reshape(1), None
+    found, normed, change, shares = output_backward(grad, *given)
+    layers = {"layer": transposed_product(change, normed), "second": shares.sum(dim=0)}
+    return {"tokens": found, "bias": grad.sum().reshape(1)} | layers
 
 
-output_forward.register_autograd(_output_gradients, setup_context=_save_for_output_backward)
-
-
-class OutputLayers(NamedTuple):
-    """Both layers: as they are differentiated, in float32 (the first is a slot), and the first
-    packed for the kernels."""
-
-    first: Float[Tensor, "h e"]
-    packed: Float[Tensor, "H W"]
-    second: Float[Tensor, " h"]
-    bias: Float[Tensor, " 1"]
-
-
-def output_layers(
+def output_mlp(
+    tokens: Float[Tensor, "b p d"],
     norm_weight: Float[Tensor, " d"],
     norm_bias: Float[Tensor, " d"],
     first_weight: Float[Tensor, "h d"],
     first_bias: Float[Tensor, " h"],
     second_weight: Float[Tensor, "1 h"],
     second_bias: Float[Tensor, " 1"],
-    dtype: torch.dtype,
-) -> OutputLayers:
-    """The layers behind a LayerNorm, for tokens of this dtype."""
-    norm, layer = (norm_weight, norm_bias), ([first_weight], [first_bias])
-    first, packed, _ = pack_normed_layers(*norm, *layer, dtype)
-    return OutputLayers(first, packed, second_weight[0].float(), second_bias.float())
-
-
-def output_mlp(
-    tokens: Float[Tensor, "b p d"], layers: OutputLayers, eps: float
+    eps: float,
 ) -> Float[Tensor, "b p 1"]:
-    """One number a token, in float32."""
-    out = output_forward(tokens.flatten(0, 1).contiguous(), *layers, eps)
+    """MLP(LayerNorm(tokens)): one number per token, in float32."""
+    norm, layer = (norm_weight, norm_bias), ([first_weight], [first_bias])
+    first, packed, _ = pack_normed_layers(*norm, *layer, tokens.dtype)
+    rest = second_weight[0].float(), second_bias.float(), eps
+    out = output_forward(tokens.flatten(0, 1).contiguous(), first, packed, *rest)
     outputs: Tensor = out.unflatten(0, tokens.shape[:2]).unsqueeze(-1)
     return outputs

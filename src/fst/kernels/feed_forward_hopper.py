@@ -437,10 +437,7 @@ def feed_forward_gluon_kernel(
             [4],
             [REGISTERS],
         )  # fmt: skip
-    end_barriers(ready)
-    end_barriers(empty)
-    end_barriers(arrived)
-    end_barriers(turns)
+    end_barriers((ready, empty, arrived, turns))
 
 
 HIDDEN = 64  # hidden units of a tile of weights
@@ -682,9 +679,7 @@ def feed_forward_backward_gluon_kernel(
         [4],
         [REGISTERS],
     )  # fmt: skip
-    end_barriers(ready)
-    end_barriers(empty)
-    end_barriers(arrived)
+    end_barriers((ready, empty, arrived))
 
 
 def backward(

@@ -26,6 +26,12 @@ BOX = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=
 
 
 @gluon.jit
+def nothing():
+    """For tuples to begin with."""
+    return ()
+
+
+@gluon.jit
 def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     """Each is passed once so many have arrived."""
     bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
@@ -35,16 +41,22 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def end_barriers(bars):
-    """Behind everything else, for every set of `barriers` of a kernel.
+def _end_set(bars):
+    COUNT: gl.constexpr = bars.shape[0]
+    for i in gl.static_range(COUNT):
+        mbarrier.invalidate(bars.index(i))
+
+
+@gluon.jit
+def end_barriers(sets):
+    """Behind everything else, for all sets of `barriers` of a kernel.
 
     Until a barrier is made invalid, its memory must not serve for anything else: when the GPU turns
     to another process and back, the barrier may come to lie there again. Triton gives away the
     memory of a barrier that is not named any more.
     """
-    COUNT: gl.constexpr = bars.shape[0]
-    for i in gl.static_range(COUNT):
-        mbarrier.invalidate(bars.index(i))
+    for i in gl.static_range(len(sets)):
+        _end_set(sets[i])
 
 
 @gluon.jit

@@ -19,10 +19,11 @@ modules that hold them are imported only by the `launch` that is passed to `try_
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from importlib import import_module
+from inspect import signature
 from typing import Any, Generic, TypeVar, get_origin, get_type_hints
 
 import torch
@@ -31,6 +32,9 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map
+
+# By the names of arguments; those that are not there have none.
+Gradients = Mapping[str, Tensor | None]
 
 # Arguments that hide nothing which PyTorch's dispatcher would have to take care of.
 _PLAIN = {Tensor, nn.Parameter, int, float, bool, type(None), torch.dtype}
@@ -91,6 +95,36 @@ class Operator(Generic[Result]):
         methods = {"forward": staticmethod(forward), "backward": staticmethod(differentiate)}
         self._differentiated = type(self._name, (torch.autograd.Function,), methods)
 
+    def gradients(
+        self, *names: str, outputs: bool = False
+    ) -> Callable[[Callable[..., Gradients]], None]:
+        """Register a function that gives the gradients of arguments, by their names.
+
+        It takes the context, the gradient of the first output (of all, where they are a list), the
+        arguments of these names and, if asked for, the outputs.
+        """
+        parameters = list(signature(self.function).parameters)
+        wanted = [parameters.index(name) for name in names]
+
+        def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            several = output if isinstance(output, tuple) else (output,)
+            kept = [*(inputs[i] for i in wanted), *(several if outputs else ())]
+            ctx.save_for_backward(*(each if isinstance(each, Tensor) else None for each in kept))
+            ctx.numbers = [None if isinstance(each, Tensor) else each for each in kept]
+            ctx.mark_non_differentiable(*several[1:])
+            ctx.set_materialize_grads(False)
+
+        def register(differentiate: Callable[..., Gradients]) -> None:
+            def backward(ctx: Any, grad: Any, *rest: None) -> tuple[Tensor | None, ...]:
+                pairs = zip(ctx.saved_tensors, ctx.numbers, strict=True)
+                kept = [number if tensor is None else tensor for tensor, number in pairs]
+                found = {} if grad is None else differentiate(ctx, grad, *kept)
+                return tuple(map(found.get, parameters))
+
+            self.register_autograd(backward, setup_context=save)
+
+        return register
+
 
 def operator(name: str) -> Callable[[Callable[..., Result]], Operator[Result]]:
     """Make a function an operator; it runs with the GPU of its first tensor as the current one."""
@@ -102,7 +136,7 @@ def _on_its_gpu(function: Callable[..., Result]) -> Callable[..., Result]:
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Result:
-        first = arguments[0]
+        first = next(each for each in arguments if isinstance(each, Tensor))
         if not first.is_cuda or first.get_device() == torch.cuda.current_device():
             return function(*arguments)
         with torch.cuda.device(first.device):

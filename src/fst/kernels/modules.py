@@ -576,8 +576,7 @@ class FusedDecoder(Decoder):
         if parameters is None or len(parameters[-1]) != 1:
             plain: Tensor = self.output(self.norm(tokens))
             return plain
-        ready = feed_forward.output_layers(*parameters, tokens.dtype)
-        return feed_forward.output_mlp(tokens, ready, self.norm.eps)
+        return feed_forward.output_mlp(tokens, *parameters, self.norm.eps)
 
     def _in_chunks(
         self,

@@ -35,8 +35,10 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from fst.kernels.blend import nothing, zero_tiles
 from fst.kernels.feed_forward import mlp_tiles, weight_tile
 from fst.kernels.launch import (
+    Gradients,
     Tiles,
     first_that_fits,
     launch_fitting,
@@ -187,21 +189,10 @@ def _empty_gradients(grad: Tensor, bands: int, columns: int) -> tuple[Tensor, Te
     return grad.new_empty(grad.shape[0], columns), grad.new_empty(grad.shape[0])
 
 
-def _save_for_pack_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    weight, _, frequencies, _ = inputs
-    ctx.sizes = frequencies.shape[0], weight.shape[1]
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _pack_gradients(
-    ctx: Any, grad: Tensor | None, packed: None, table: None
-) -> tuple[Tensor | None, ...]:
-    found = (None, None) if grad is None else pack_position_backward(grad, *ctx.sizes)
-    return *found, None, None
-
-
-pack_position_forward.register_autograd(_pack_gradients, setup_context=_save_for_pack_backward)
+@pack_position_forward.gradients("weight", "frequencies")
+def _(ctx: Any, grad: Tensor, weight: Tensor, frequencies: Tensor) -> Gradients:
+    dweight, dbias = pack_position_backward(grad, frequencies.shape[0], weight.shape[1])
+    return {"weight": dweight, "bias": dbias}
 
 
 def takes(axes: int, bands: int, hidden: int) -> bool:
@@ -265,36 +256,24 @@ def _waves(x, turns, ASM: tl.constexpr):
 
 
 @triton.jit
-def _two_parts(
-    raw, x, table, axis: tl.constexpr,
-    AXES: tl.constexpr, K: tl.constexpr, RAW: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
-    """The tile of coordinates with one of them in it, and with what rounding leaves of it."""
+def _raw(x, table, AXES: tl.constexpr, K: tl.constexpr, RAW: tl.constexpr, dtype: tl.constexpr):
+    """The tile of coordinates, and of what rounding leaves of them, and ones."""
     column = table + tl.arange(0, RAW)
-    high = x.to(dtype).to(tl.float32)
-    raw += high[:, None] * tl.load(column + (1 + axis) * K)[None, :]
-    return raw + (x - high)[:, None] * tl.load(column + (1 + AXES + axis) * K)[None, :]
-
-
-@triton.jit
-def _raw(
-    x0, x1, x2, table, AXES: tl.constexpr, K: tl.constexpr, RAW: tl.constexpr, dtype: tl.constexpr
-):
-    """The tile of coordinates and ones."""
     raw = tl.load(table + (1 + 2 * AXES) * K + tl.arange(0, RAW))[None, :]
-    raw = _two_parts(raw, x0, table, 0, AXES, K, RAW, dtype)
-    if AXES > 1:
-        raw = _two_parts(raw, x1, table, 1, AXES, K, RAW, dtype)
-    if AXES > 2:
-        raw = _two_parts(raw, x2, table, 2, AXES, K, RAW, dtype)
+    for axis in tl.static_range(AXES):
+        high = x[axis].to(dtype).to(tl.float32)
+        raw += high[:, None] * tl.load(column + (1 + axis) * K)[None, :]
+        raw += (x[axis] - high)[:, None] * tl.load(column + (1 + AXES + axis) * K)[None, :]
     return raw.to(dtype)
 
 
 @triton.jit
-def _coordinate(positions, rows, there, axis: tl.constexpr, AXES: tl.constexpr):
-    if axis < AXES:
-        return tl.load(positions + rows * AXES + axis, mask=there, other=0.0)
-    return tl.zeros((rows.shape[0],), tl.float32)
+def _coordinates(positions, rows, there, AXES: tl.constexpr):
+    """Along each axis."""
+    found = nothing()
+    for axis in tl.static_range(AXES):
+        found += (tl.load(positions + rows * AXES + axis, mask=there, other=0.0),)
+    return found
 
 
 @triton.jit(do_not_specialize=["P", "stride", "tiles", "each"])
@@ -310,14 +289,9 @@ def position_term_kernel(
     start = tl.program_id(1) * BLOCK_H
     columns = start + tl.arange(0, BLOCK_H)
     raw_weights = tl.trans(weight_tile(w, start, 2 * K * AXES, W, BLOCK_H, RAW))
-    sine0 = tl.trans(weight_tile(w, start, 0, W, BLOCK_H, K))
-    cosine0 = tl.trans(weight_tile(w, start, K, W, BLOCK_H, K))
-    if AXES > 1:
-        sine1 = tl.trans(weight_tile(w, start, 2 * K, W, BLOCK_H, K))
-        cosine1 = tl.trans(weight_tile(w, start, 3 * K, W, BLOCK_H, K))
-    if AXES > 2:
-        sine2 = tl.trans(weight_tile(w, start, 4 * K, W, BLOCK_H, K))
-        cosine2 = tl.trans(weight_tile(w, start, 5 * K, W, BLOCK_H, K))
+    weights = nothing()  # of the sines and the cosines of each axis
+    for i in tl.static_range(2 * AXES):
+        weights += (tl.trans(weight_tile(w, start, i * K, W, BLOCK_H, K)),)
     rows = tl.arange(0, BLOCK_T)
     turns = tl.load(table + tl.arange(0, K))
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
@@ -325,22 +299,13 @@ def position_term_kernel(
         first = (tile % each).to(tl.int64) * BLOCK_T
         there = first + rows < P
         pointers = positions + batch * stride + first * AXES
-        x0 = _coordinate(pointers, rows, there, 0, AXES)
-        x1 = _coordinate(pointers, rows, there, 1, AXES)
-        x2 = _coordinate(pointers, rows, there, 2, AXES)
-        raw = _raw(x0, x1, x2, table, AXES, K, RAW, dtype)
+        x = _coordinates(pointers, rows, there, AXES)
+        raw = _raw(x, table, AXES, K, RAW, dtype)
         found = tl.dot(raw, raw_weights, input_precision="ieee")
-        s, c = _waves(x0, turns, ASM)
-        found = tl.dot(s.to(dtype), sine0, found, input_precision="ieee")
-        found = tl.dot(c.to(dtype), cosine0, found, input_precision="ieee")
-        if AXES > 1:
-            s, c = _waves(x1, turns, ASM)
-            found = tl.dot(s.to(dtype), sine1, found, input_precision="ieee")
-            found = tl.dot(c.to(dtype), cosine1, found, input_precision="ieee")
-        if AXES > 2:
-            s, c = _waves(x2, turns, ASM)
-            found = tl.dot(s.to(dtype), sine2, found, input_precision="ieee")
-            found = tl.dot(c.to(dtype), cosine2, found, input_precision="ieee")
+        for axis in tl.static_range(AXES):
+            s, c = _waves(x[axis], turns, ASM)
+            found = tl.dot(s.to(dtype), weights[2 * axis], found, input_precision="ieee")
+            found = tl.dot(c.to(dtype), weights[2 * axis + 1], found, input_precision="ieee")
         if share is not None:
             found += tl.load(share + batch * H + columns, mask=columns < H, other=0.0)[None, :]
         out = hidden + (batch * P + first) * H
@@ -353,16 +318,6 @@ def _put_embedding(embedding, rows, there, first, values, W: tl.constexpr, BLOCK
     columns = first + tl.arange(0, BLOCK)
     pointers = embedding + rows[:, None] * W + columns[None, :]
     tl.store(pointers, values.to(embedding.dtype.element_ty), mask=there[:, None])
-
-
-@triton.jit
-def _put_waves(
-    embedding, rows, there, x, turns, axis: tl.constexpr,
-    K: tl.constexpr, W: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    sines, cosines = _waves(x, turns, ASM)
-    _put_embedding(embedding, rows, there, 2 * K * axis, sines, W, K)
-    _put_embedding(embedding, rows, there, 2 * K * axis + K, cosines, W, K)
 
 
 @triton.jit
@@ -394,43 +349,34 @@ def position_term_backward_kernel(
     there = first + rows < T
     positions += first * AXES
     embedding += first * W
-    x0 = _coordinate(positions, rows, there, 0, AXES)
-    x1 = _coordinate(positions, rows, there, 1, AXES)
-    x2 = _coordinate(positions, rows, there, 2, AXES)
+    x = _coordinates(positions, rows, there, AXES)
     turns = tl.load(table + tl.arange(0, K))
-    raw = _raw(x0, x1, x2, table, AXES, K, RAW, embedding.dtype.element_ty)
+    raw = _raw(x, table, AXES, K, RAW, embedding.dtype.element_ty)
     _put_embedding(embedding, rows, there, 2 * K * AXES, raw, W, RAW)
-    _put_waves(embedding, rows, there, x0, turns, 0, K, W, ASM)
-    if AXES > 1:
-        _put_waves(embedding, rows, there, x1, turns, 1, K, W, ASM)
-    if AXES > 2:
-        _put_waves(embedding, rows, there, x2, turns, 2, K, W, ASM)
+    for axis in tl.static_range(AXES):
+        sines, cosines = _waves(x[axis], turns, ASM)
+        _put_embedding(embedding, rows, there, 2 * K * axis, sines, W, K)
+        _put_embedding(embedding, rows, there, 2 * K * axis + K, cosines, W, K)
     if dx is not None:
         grad += first * H
         dx += first * AXES
         back = tl.zeros((BLOCK_T, RAW), tl.float32)
-        back0 = tl.zeros((BLOCK_T, 2 * K), tl.float32)
-        back1 = tl.zeros((BLOCK_T, 2 * K), tl.float32)
-        back2 = tl.zeros((BLOCK_T, 2 * K), tl.float32)
+        back_waves = zero_tiles(AXES, BLOCK_T, 2 * K)
         for start in range(0, H, BLOCK_H):
             columns = start + tl.arange(0, BLOCK_H)
             mask = there[:, None] & (columns < H)[None, :]
             g = tl.load(grad + rows[:, None] * H + columns[None, :], mask=mask, other=0.0)
             a = weight_tile(w, start, 2 * K * AXES, W, BLOCK_H, RAW)
             back = tl.dot(g, a, back, input_precision="ieee")
-            a = weight_tile(w, start, 0, W, BLOCK_H, 2 * K)
-            back0 = tl.dot(g, a, back0, input_precision="ieee")
-            if AXES > 1:
-                a = weight_tile(w, start, 2 * K, W, BLOCK_H, 2 * K)
-                back1 = tl.dot(g, a, back1, input_precision="ieee")
-            if AXES > 2:
-                a = weight_tile(w, start, 4 * K, W, BLOCK_H, 2 * K)
-                back2 = tl.dot(g, a, back2, input_precision="ieee")
-        _put_gradient(dx, rows, there, x0, back0, back, table, 0, AXES, K, RAW, ASM)
-        if AXES > 1:
-            _put_gradient(dx, rows, there, x1, back1, back, table, 1, AXES, K, RAW, ASM)
-        if AXES > 2:
-            _put_gradient(dx, rows, there, x2, back2, back, table, 2, AXES, K, RAW, ASM)
+            added = nothing()
+            for axis in tl.static_range(AXES):
+                a = weight_tile(w, start, 2 * K * axis, W, BLOCK_H, 2 * K)
+                added += (tl.dot(g, a, back_waves[axis], input_precision="ieee"),)
+            back_waves = added
+        for axis in tl.static_range(AXES):
+            _put_gradient(
+                dx, rows, there, x[axis], back_waves[axis], back, table, axis, AXES, K, RAW, ASM
+            )
 
 
 # By whether there is little to hold in registers: then four programs run at once instead of three.
@@ -505,26 +451,19 @@ def _empty_embedding(
     return embedding, positions.new_empty(positions.shape if learned else 0)
 
 
-def _save_for_term_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    positions, _, packed, table, share = inputs
-    ctx.shared = share is not None
-    ctx.save_for_backward(positions, packed, table)
-
-
-def _term_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    positions, packed, table = ctx.saved_tensors
+@position_term_forward.gradients("positions", "packed", "table", "share")
+def _(
+    ctx: Any, grad: Tensor, positions: Tensor, packed: Tensor, table: Tensor, share: Tensor | None
+) -> Gradients:
     learned = ctx.needs_input_grad[0]
-    share = grad.sum(dim=1, dtype=torch.float32) if ctx.shared else None
+    dshare = None if share is None else grad.sum(dim=1, dtype=torch.float32)
     if len(positions) != len(grad):  # positions common to the batch
         grad = grad.sum(dim=0, keepdim=True, dtype=torch.float32).to(grad.dtype)
     grad = grad.flatten(0, 1).contiguous()
     given = grad, positions.flatten(0, 1), packed, table
     embedding, found = position_term_backward(*given, learned)
     moved = found.view(positions.shape) if learned else None
-    return moved, transposed_product(grad, embedding), None, None, share
-
-
-position_term_forward.register_autograd(_term_gradients, setup_context=_save_for_term_backward)
+    return {"positions": moved, "layer": transposed_product(grad, embedding), "share": dshare}
 
 
 def position_term(

@@ -28,7 +28,7 @@ from fst.kernels.feed_forward import (
     token_tile,
     weight_tile,
 )
-from fst.kernels.launch import Tiles, from_module, launch_fitting, operator
+from fst.kernels.launch import Gradients, Tiles, from_module, launch_fitting, operator
 from fst.kernels.weights import EXTRA, channel_tiles, hopper_took, transposed_product
 
 
@@ -129,19 +129,11 @@ def _empty_gradients(
     return torch.empty_like(tokens), tokens.new_empty(count, width + EXTRA)
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    tokens, _, packed, ctx.eps = inputs
-    ctx.save_for_backward(tokens, packed)
-
-
-def _projection_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    tokens, packed = ctx.saved_tensors
+@normed_linear_forward.gradients("tokens", "packed", "eps")
+def _(ctx: Any, grad: Tensor, *given: Any) -> Gradients:
     grad = grad.contiguous()
-    found, normed = normed_linear_backward(grad, tokens, packed, ctx.eps)
-    return found, transposed_product(grad, normed), None, None
-
-
-normed_linear_forward.register_autograd(_projection_gradients, setup_context=_save_for_backward)
+    found, normed = normed_linear_backward(grad, *given)
+    return {"tokens": found, "layer": transposed_product(grad, normed)}
 
 
 def normed_linear(

@@ -37,6 +37,7 @@ from fst.kernels.gluon_parts import (
     copy_out,
     described,
     end_barriers,
+    nothing,
 )
 from fst.kernels.launch import launch_kernel, processors, tiles_in
 from fst.kernels.weights import tile_widths
@@ -47,12 +48,6 @@ SIDE = gl.constexpr(64)  # tokens of a group, and the side of every piece
 BYTES = gl.constexpr(64 * 64 * 2)  # of a piece
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 LEFT = gl.constexpr(gl.DotOperandLayout(0, SUMS.value, 2))
-
-
-@gluon.jit
-def _nothing():
-    """For tuples to begin with."""
-    return ()
 
 
 @gluon.jit
@@ -79,7 +74,7 @@ def _normalise(pieces, eps, D: gl.constexpr, C: gl.constexpr):
             f = gl.where(_columns(j) < D, f, 0.0)
         square += f * f
     scale = 1.0 / gl.sqrt(gl.sum(square, 1) / D + eps)
-    normed = _nothing()
+    normed = nothing()
     for j in gl.static_range(C):
         f = (pieces[j].to(gl.float32) - mean) * scale[:, None]
         if (j + 1) * SIDE > D:
@@ -109,16 +104,6 @@ def _product(a, weights, ready, o: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _finished_product(sums, a, C: gl.constexpr):
-    """The product, done; named with its operands so that nobody takes their registers before."""
-    if C == 3:
-        sums, _, _, _ = warpgroup_mma_wait(0, deps=[sums, a[0], a[1], a[2]])
-    else:
-        sums, _, _, _, _ = warpgroup_mma_wait(0, deps=[sums, a[0], a[1], a[2], a[3]])
-    return sums
-
-
-@gluon.jit
 def _forward_group(
     given, held, tiles, slices, eps,
     D: gl.constexpr, C: gl.constexpr, OUT: gl.constexpr,
@@ -144,7 +129,7 @@ def _forward_group(
         rows = (first + i * step) * SIDE
         slot = G * PREFETCH + i % PREFETCH
         mbarrier.wait(arrived.index(slot), (i // PREFETCH) & 1)
-        pieces = _nothing()
+        pieces = nothing()
         for j in gl.static_range(C):
             pieces += (slots.index(slot * C + j).load(SUMS),)
         normed, _ = _normalise(pieces, eps, D, C)
@@ -153,7 +138,7 @@ def _forward_group(
         barrier()  # the tokens have been read, and so have the last results
         if i + PREFETCH < rounds:
             _fetch_rows(x, rows + PREFETCH * step * SIDE, arrived.index(slot), slots, slot * C, C)
-        a = _nothing()
+        a = nothing()
         for j in gl.static_range(C):
             a += (gl.convert_layout(normed[j], LEFT),)
         found = _product(a, weights, ready, 0, C)
@@ -163,7 +148,9 @@ def _forward_group(
                 result = warpgroup_mma_wait(C, deps=[found])
                 found = following
             else:
-                result = _finished_product(found, a, C)
+                # Named with its operands so that nobody takes their registers before.
+                last = (found,)
+                result = warpgroup_mma_wait(0, deps=last + a)[0]
             piece = staged.index(G * OUT + o)
             piece.store(result.to(piece.dtype))
             fence_async_shared()
@@ -194,8 +181,7 @@ def normed_linear_gluon_kernel(
         [4],
         [REGISTERS],
     )
-    end_barriers(ready)
-    end_barriers(arrived)
+    end_barriers((ready, arrived))
 
 
 # Tiles of tokens that each group prefetches and outputs of a program in pieces, by the width in
@@ -261,16 +247,6 @@ def _fetch_next(
 
 
 @gluon.jit
-def _finished_sums(sums, PENDING: gl.constexpr, C: gl.constexpr):
-    if C == 3:
-        a, b, c = warpgroup_mma_wait(PENDING, deps=[sums[0], sums[1], sums[2]])
-        return (a, b, c)
-    else:
-        a, b, c, d = warpgroup_mma_wait(PENDING, deps=[sums[0], sums[1], sums[2], sums[3]])
-        return (a, b, c, d)
-
-
-@gluon.jit
 def _backward_group(
     given, held, tiles, eps,
     D: gl.constexpr, C: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, P: gl.constexpr,
@@ -289,7 +265,7 @@ def _backward_group(
     none = gl.zeros((SIDE, SIDE), gl.float32, SUMS)
     for i in range(rounds):
         rows = (first + G + i * step) * SIDE
-        pieces = _nothing()
+        pieces = nothing()
         for p in gl.static_range(C):
             slot, phase = _piece_slot(p, i, G, P, RING)
             mbarrier.wait(full.index(slot), phase)
@@ -305,7 +281,7 @@ def _backward_group(
         barrier()
         for j in gl.static_range(C):
             copy_out(normed, [rows, j * SIDE], own.index(G * C + j))
-        sums = _nothing()
+        sums = nothing()
         for _ in gl.static_range(C):
             sums += (none,)
         for k in gl.static_range(K + 1):
@@ -319,13 +295,13 @@ def _backward_group(
                     stage = k
                     mbarrier.wait(ready.index(k), 0)
                 grads = slots.index(slot)
-                under_way = _nothing()
+                under_way = nothing()
                 for j in gl.static_range(C):
                     b = weights.index(stage * C + j)
                     under_way += (warpgroup_mma(grads, b, sums[j], use_acc=k > 0, is_async=True),)
                 sums = under_way
             if k > 0:
-                sums = _finished_sums(sums, C if k < K else 0, C)
+                sums = warpgroup_mma_wait(C if k < K else 0, deps=sums)
                 if k == K:
                     tma.store_wait(0)  # the normalised tokens have left
                 barrier()
@@ -383,9 +359,7 @@ def normed_linear_backward_gluon_kernel(
         [4],
         [REGISTERS],
     )
-    end_barriers(ready)
-    end_barriers(empty)
-    end_barriers(full)
+    end_barriers((ready, empty, full))
 
 
 # Pieces that each group prefetches and rows of pieces of weights that are held, by the width in

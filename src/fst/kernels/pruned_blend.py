@@ -40,6 +40,8 @@ NEVER = -1e38
 Kept = Callable[[Tensor], Tensor]
 # Weights of a group of tiles: from points, and candidates with their length scales.
 Weights = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Both, from one sample's anchors, length scales and features.
+Rule = Callable[[Tensor, Tensor, Tensor], tuple[Kept, Weights]]
 # What is made of a sample's blends (1 p d) and their points (1 p s) while they are in the cache.
 Then = Callable[[Tensor, Tensor], Tensor]
 
@@ -53,8 +55,8 @@ def nearest_blend(
     then: Sequence[Then] | None = None,
 ) -> Float[Tensor, "b q o"]:
     """The blend of the `neighbors` nearest anchors of each point, and of ties with the last."""
-    one = functools.partial(_nearest, neighbors=neighbors)
-    return _of_each(one, points, anchors, length_scales, features, then)
+    rule = functools.partial(_nearest, neighbors=neighbors)
+    return _of_each(rule, points, anchors, length_scales, features, then)
 
 
 def pruned_blend(
@@ -69,7 +71,7 @@ def pruned_blend(
 
 
 def _of_each(
-    one: Callable[..., Tensor],
+    rule: Rule,
     points: Float[Tensor, "b q s"],
     anchors: Float[Tensor, "b m s"],
     length_scales: Float[Tensor, "b m s"],
@@ -82,7 +84,7 @@ def _of_each(
         return features.new_empty(shape, dtype=product_dtype(features))
     given = _wide(points), _wide(anchors), _wide(length_scales), features
     following = itertools.repeat(None, len(points)) if then is None else then
-    blends = [one(*sample) for sample in zip(*given, following, strict=True)]
+    blends = [_by_groups(rule, *sample) for sample in zip(*given, following, strict=True)]
     # One alone as it is: a copy takes as long as the products.
     return blends[0].unsqueeze(0) if len(blends) == 1 else torch.stack(blends)
 
@@ -93,13 +95,11 @@ def _wide(coordinates: Tensor) -> Tensor:
 
 
 def _nearest(
-    points: Float[Tensor, "q s"],
     anchors: Float[Tensor, "m s"],
     length_scales: Float[Tensor, "m s"],
     features: Float[Tensor, "m d"],
-    then: Then | None,
     neighbors: int,
-) -> Float[Tensor, "q o"]:
+) -> tuple[Kept, Weights]:
     def kept(tiles: Tensor) -> Tensor:
         least, most = map(_sum, _squared_gaps(tiles, anchors))  # t m
         nearest = most.topk(neighbors, dim=1, largest=False, sorted=False).values
@@ -114,16 +114,14 @@ def _nearest(
         # Several times as fast on a CPU as to fill them with -inf.
         return _logits(squares, scales).add_(others, alpha=NEVER).softmax(dim=-1)
 
-    return _by_groups(points, anchors, length_scales, features, kept, weights, then)
+    return kept, weights
 
 
 def _by_weight(
-    points: Float[Tensor, "q s"],
     anchors: Float[Tensor, "m s"],
     length_scales: Float[Tensor, "m s"],
     features: Float[Tensor, "m d"],
-    then: Then | None,
-) -> Float[Tensor, "q o"]:
+) -> tuple[Kept, Weights]:
     inverse = length_scales.detach().square().reciprocal()
     tolerance = torch.finfo(features.dtype).eps / 2
     slack = 2 * math.log(len(anchors) / tolerance)
@@ -139,7 +137,7 @@ def _by_weight(
     def weights(near: Tensor, anchors: Tensor, scales: Tensor) -> Tensor:
         return _logits(_squares(near, anchors), scales).softmax(dim=-1)
 
-    return _by_groups(points, anchors, length_scales, features, kept, weights, then)
+    return kept, weights
 
 
 def _squares(
@@ -220,15 +218,15 @@ def _squared_gaps(
 
 
 def _by_groups(
+    rule: Rule,
     points: Float[Tensor, "q s"],
     anchors: Float[Tensor, "m s"],
     length_scales: Float[Tensor, "m s"],
     features: Float[Tensor, "m d"],
-    kept: Kept,
-    weights: Weights,
     then: Then | None,
 ) -> Float[Tensor, "q o"]:
     """Blend each tile from its candidates, tiles with lists of similar length together."""
+    kept, weights = rule(anchors, length_scales, features)
     tiles, rows = _in_tiles(points)
     at_once = max(1, _allowed(features) // (4 * len(anchors)))
     keep = torch.cat([kept(some) for some in tiles.split(at_once)])  # t m

@@ -38,7 +38,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from fst.kernels.launch import launch_kernel, operator, tiles_in, try_on_hopper
+from fst.kernels.launch import Gradients, launch_kernel, operator, tiles_in, try_on_hopper
 
 EXTRA = 8  # columns behind the channels; six are used
 HIDDEN_MULTIPLE = 64
@@ -195,28 +195,12 @@ def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(None if each is None else each.contiguous() for each in tensors)
 
 
-def _empty_layers(
-    weights: Sequence[Tensor | None],
-    second: Tensor | None,
-    heads: int,
-    widened: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The slot, and room for the packed layer and the packed second weight, if there is one."""
-    first = weights[0]
-    assert first is not None
-    rows, width = sum(each is not None for each in weights) * heads * widened, first.shape[1]
-    slot = first.new_empty(1, dtype=torch.float32).expand(rows, width + EXTRA)
-    packed = first.new_empty(padded_hidden(rows), sum(tile_widths(width)), dtype=dtype)
-    return slot, packed, packed.new_empty(0) if second is None else torch.empty_like(packed)
-
-
 @operator("fst::pack_normed_layers")
 def pack_normed_forward(
-    gamma: Tensor,
-    beta: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
     w0: Tensor,
-    b0: Tensor,
+    b0: Tensor | None,
     w1: Tensor | None,
     b1: Tensor | None,
     w2: Tensor | None,
@@ -226,29 +210,37 @@ def pack_normed_forward(
     widened: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The slot, the packed layer, and the packed second weight (empty without one)."""
-    slot, packed, packed_second = _empty_layers((w0, w1, w2), second, heads, widened, dtype)
+    """The slot, the packed layer, and the packed second weight (empty without one).
+
+    Without a norm there is one weight, and its bias is not packed.
+    """
+    given = gamma, beta, w0, b0, w1, b1, w2, b2, second
+    slot, packed, packed_second = found = _empty_layers(*given, heads, widened, dtype)
     # One weight may be part of a wider one; several must lie alike.
     if w1 is not None or w0.stride(1) != 1:
         w0 = w0.contiguous()
-    given = *_contiguous(gamma, beta), w0, *_contiguous(w1, w2, b0, b1, b2, second)
+    parameters = *_contiguous(gamma, beta), w0, *_contiguous(w1, w2, b0, b1, b2, second)
     launch_kernel(
         pack_normed_kernel,
         (len(packed) // PACKED_ROWS,),
-        *given, packed, packed_second, w0.stride(0),
+        *parameters, packed, packed_second, w0.stride(0),
         **_head_sizes(len(slot) // (heads * widened), len(w0), heads, widened),
         **channel_tiles(w0.shape[1]),
         COLUMNS=triton.next_power_of_2(packed.shape[1]),
         BLOCK=PACKED_ROWS,
         num_warps=4,
     )  # fmt: skip
-    return slot, packed, packed_second
+    return found
 
 
 @pack_normed_forward.register_fake
-def _(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    _, _, w0, _, w1, _, w2, _, *rest = given
-    return _empty_layers((w0, w1, w2), *rest)
+def _empty_layers(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The slot, and room for the packed layer and the packed second weight, if there is one."""
+    _, _, w0, _, w1, _, w2, _, second, heads, widened, dtype = given
+    rows = sum(each is not None for each in (w0, w1, w2)) * heads * widened
+    slot = w0.new_empty(1, dtype=torch.float32).expand(rows, w0.shape[1] + EXTRA)
+    packed = w0.new_empty(padded_hidden(rows), sum(tile_widths(w0.shape[1])), dtype=dtype)
+    return slot, packed, packed.new_empty(0) if second is None else torch.empty_like(packed)
 
 
 @operator("fst::pack_normed_layers_backward")
@@ -290,22 +282,11 @@ def _empty_gradients(grad: Tensor, gamma: Tensor, beta: Tensor, *given: Any) -> 
     return [gamma.new_empty(shape, dtype=torch.float32) for shape in shapes]
 
 
-def _save_for_pack_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    gamma, beta, w0, _, w1, _, w2, _, _, *ctx.heads, _ = inputs
-    ctx.save_for_backward(gamma, beta, w0, w1, w2)
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _pack_gradients(
-    ctx: Any, grad: Tensor | None, packed: None, packed_second: None
-) -> tuple[Tensor | None, ...]:
-    found = [] if grad is None else pack_normed_backward(grad, *ctx.saved_tensors, *ctx.heads)
+@pack_normed_forward.gradients("gamma", "beta", "w0", "w1", "w2", "heads", "widened")
+def _(ctx: Any, grad: Tensor, *given: Any) -> Gradients:
     # Autograd rounds them to the parameters' dtype, and drops those that nobody wants.
-    return *found, *[None] * (len(ctx.needs_input_grad) - len(found))
-
-
-pack_normed_forward.register_autograd(_pack_gradients, setup_context=_save_for_pack_backward)
+    names = "gamma", "beta", "w0", "b0", "w1", "b1", "w2", "b2"
+    return dict(zip(names, pack_normed_backward(grad, *given), strict=False))
 
 
 def pack_normed_layers(
@@ -335,25 +316,13 @@ def pack_normed_layers(
     return pack_normed_forward(gamma, beta, *pairs, second, heads, wide, dtype)
 
 
-@operator("fst::pack_layers")
-def pack_layers_forward(
-    weight: Tensor, second: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    none = (None,) * 2
-    given = *none, weight, None, *none, *none, second, 1, len(weight), dtype
-    return pack_normed_forward.function(*given)[1:]
-
-
-@pack_layers_forward.register_fake
-def _(weight: Tensor, second: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return _empty_layers((weight,), second, 1, weight.shape[0], dtype)[1:]
-
-
 def pack_layers(
     weight: Float[Tensor, "h d"], second: Float[Tensor, "d h"], dtype: torch.dtype
 ) -> tuple[Float[Tensor, "H W"], Float[Tensor, "H W"]]:
     """Both weights of an MLP without a norm, hidden units down, channels across."""
-    return pack_layers_forward(weight.detach(), second.detach(), dtype)
+    pairs = weight.detach(), *(None,) * 5
+    _, *packed = pack_normed_forward(None, None, *pairs, second.detach(), 1, len(weight), dtype)
+    return packed[0], packed[1]
 
 
 Pair = tuple[Tensor, Tensor]

@@ -173,8 +173,7 @@ def weight_gradients_gluon_kernel(
         [4, 4],
         [REGISTERS, REGISTERS],
     )  # fmt: skip
-    end_barriers(ready)
-    end_barriers(free)
+    end_barriers((ready, free))
 
 
 def shares(pairs: Sequence[Pair], division: Division) -> list[Tensor]:
