@@ -83,6 +83,8 @@ def make_explorer(
         )
     trained = read_recipe(folder) if recipe is None else find(recipe)
     model, problem = load_model(run), problem_of(trained, folder, data)
+    # Half the time, so that a drawn input is answered at once.
+    model.config = replace(model.config, prediction_symmetry="none")
     chosen = parse_device(device)
     threads = (threads or torch.get_num_threads()) if chosen.type == "cpu" else 1
     return Explorer(model.to(chosen), problem, folder.resolve().name, threads)
