@@ -82,6 +82,19 @@ def test_the_answers_are_the_models(emulated):
 
 
 @torch.no_grad()
+def test_predictions_with_a_symmetry_are_the_models(emulated):
+    model, queries = network(prediction_symmetry="odd-reflection"), points(30)
+    predict, plain = CUDAGraphModel(model), network()
+    plain.load_state_dict(model.state_dict())
+    for number in range(4):
+        observations = some()
+        field = predict(observations)
+        agree(field(queries), model(observations)(queries))
+        assert len(emulated) == (2 if number else 1)  # the image has the shapes of its original
+    assert (field(queries) - plain(observations)(queries)).abs().max() > 1e-4
+
+
+@torch.no_grad()
 def test_earlier_answers_stay(emulated):
     model, queries = network(), points(30)
     predict = CUDAGraphModel(model)
