@@ -86,11 +86,11 @@ def test_predictions_with_a_symmetry_are_the_models(emulated):
     model, queries = network(prediction_symmetry="odd-reflection"), points(30)
     predict, plain = CUDAGraphModel(model), network()
     plain.load_state_dict(model.state_dict())
-    for number in range(4):
+    for _ in range(4):
         observations = some()
         field = predict(observations)
         agree(field(queries), model(observations)(queries))
-        assert len(emulated) == (2 if number else 1)  # the image has the shapes of its original
+        assert len(emulated) == 2  # at once: the image has the shapes of its original
     assert (field(queries) - plain(observations)(queries)).abs().max() > 1e-4
 
 
