@@ -179,7 +179,8 @@ class Operator(Model):
     @property
     def symmetry(self) -> Symmetry | None:
         """That of predictions."""
-        return SYMMETRIES.get(getattr(self.config, "prediction_symmetry", "none"))
+        config = getattr(self, "config", None)  # an operator of one's own may have none
+        return SYMMETRIES.get(getattr(config, "prediction_symmetry", "none"))
 
     def forward(self, observations: Observations, draws: PointDraws | None = None) -> Output:
         self.check(observations)

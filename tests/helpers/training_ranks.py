@@ -54,7 +54,7 @@ def equal_weights() -> bool:
     assert type(trainer.loss) is Loss
     for _ in range(4):
         trainer.update()
-    weights = torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
+    weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
     one, other = accelerator.gather(weights[None])
     return torch.equal(one, other)
 
