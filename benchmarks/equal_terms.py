@@ -135,17 +135,15 @@ def measure(job: ModelJob, turns: Turns) -> None:
         for _ in range(0, UNTIMED, every):
             updates(min(every, UNTIMED))
     with turns.alone():
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
         made, seconds = 0, 0.0
         while seconds < budget.calibration_seconds:
             # Of a slow model no more than it takes.
             count = 1 if not made else max(1, min(every, round(made / seconds)))
             seconds += updates(count)
             made += count
-    peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     trainer.batches.close()
-    calibration = Calibration(made, seconds, peak, 0.0, trainer.state.compilation_seconds)
+    compiling = trainer.state.compilation_seconds
+    calibration = Calibration(made, seconds, trainer.peak_memory_gib, 0.0, compiling)
     steps = budget.steps(calibration.steps_per_second)
     plan = Plan(steps, compiles(recipe.training, device), calibration)
     write_json(job.plan_file, asdict(plan))
@@ -191,9 +189,10 @@ def run(options: argparse.Namespace, make: Make = find) -> list[Comparison]:
         wanted = list(pool.map(planned, options.tasks))
     queue = context.Queue()
     ready = [job for each in wanted for job in each.jobs if job.plan_file.is_file()]
-    for job in [*ready, *[None] * options.workers]:
+    count = min(options.workers, len(ready))
+    for job in [*ready, *[None] * count]:
         queue.put(job)
-    workers = [context.Process(target=work, args=(queue,)) for _ in range(options.workers)]
+    workers = [context.Process(target=work, args=(queue,)) for _ in range(count)]
     for worker in workers:
         worker.start()
     while any(worker.is_alive() for worker in workers):
