@@ -66,8 +66,11 @@ class Block(nn.Module):
         mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b p d"]:
         normed = self.norm(tokens)
-        keys_values = self.attention.keys_values(normed if read is None else self.memory_norm(read))
-        tokens = tokens + self.attention(normed, keys_values, mask)
+        if read is None:
+            tokens = tokens + self.attention.attend_to_self(normed)
+        else:
+            keys_values = self.attention.keys_values(self.memory_norm(read))
+            tokens = tokens + self.attention(normed, keys_values, mask)
         tokens = tokens + self.feed_forward(self.feed_norm(tokens))
         return tokens
 

@@ -268,11 +268,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = group["base"] * factor
         draws = self._draw(self.points)  # one for the step, however many parts it has
-        losses = []
-        for batch in self.batches.at(step):
-            loss: Tensor = self.loss(batch, draws) / settings.batch_size
-            loss.backward()
-            losses.append(loss.detach())
+        losses = [self._backward(batch, draws) for batch in self.batches.at(step)]
         limit = math.inf if settings.clip is None else settings.clip
         norm = self.optimizer.clip_and_step(limit, self.exchange)
         self.optimizer.zero_grad(set_to_none=settings.accumulate == 1)
@@ -280,6 +276,11 @@ class Trainer:
             self.average.update(step)
         torch.stack((torch.stack(losses).sum(), norm), out=self._table[self._unread])
         self._unread += 1
+
+    def _backward(self, batch: Any, draws: Draws) -> Tensor:
+        loss: Tensor = self.loss(batch, draws) / self.settings.batch_size
+        loss.backward()
+        return loss.detach()
 
     def read(self) -> None:
         """Bring the losses since the last reading to the host; raise if one is not finite.
