@@ -69,6 +69,7 @@ class Wanted:
                 seeds=options.seeds,
                 data=options.data,
                 device=options.device,
+                changes=options.set,
                 console=Terminal(quiet=True),
                 make=make,
                 launch=self._note,
@@ -220,6 +221,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--compilers", type=int, default=6, help="models compiled at once")
     parser.add_argument("--data", type=Path, help="of a single task; else the recipes' own")
     parser.add_argument("--device")
+    parser.add_argument("--set", action="append", default=[], help="MODEL.FIELD=VALUE, every task")
     parser.add_argument("--report-every", type=float, default=20.0, help="seconds between tables")
     for comparison in run(parser.parse_args(given)):
         comparison.show(Terminal())

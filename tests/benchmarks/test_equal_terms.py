@@ -27,10 +27,12 @@ def test_steps_are_those_of_a_device_of_ones_own_and_nothing_is_done_twice(equal
     options = argparse.Namespace(
         **{"out": out, "tasks": ["burgers-single:fst,deeponet"], "budget": "1s", "seeds": 1},
         **{"workers": 2, "compilers": 2, "data": data, "device": "cpu", "report_every": 0.2},
+        set=["deeponet.training.learning_rate=0.002"],
     )
     (found,) = equal_terms.run(options, make=small)
     folder = out / "burgers-single"
     assert json.loads((folder / "comparison.json").read_text())["task"] == "burgers-single"
+    assert {each.model: each.learning_rate for each in found.results}["deeponet"] == 0.002
     for result in found.results:
         assert result.status == "done"
         plan = json.loads((folder / f"plans/{result.model}.json").read_text())
@@ -54,6 +56,7 @@ def test_a_model_that_cannot_be_measured_is_left_out(equal_terms, tmp_path, capf
     options = argparse.Namespace(
         **{"out": out, "tasks": ["burgers-single:deeponet"], "budget": "0.0001s", "seeds": 1},
         **{"workers": 1, "compilers": 1, "data": data, "device": "cpu", "report_every": 0.2},
+        set=[],
     )
     (found,) = equal_terms.run(options, make=small)
     assert [result.status for result in found.results] == ["waiting"]

@@ -30,7 +30,7 @@ NAMES = {
     "ablation/observe-first",
     *(f"demo/{m}" for m in ("burgers", "fno", "perceiver-io")),
     *(f"own/{m}" for m in ("fst", "fno", "perceiver-io", "transolver", "deeponet")),
-    *(f"own/images-{m}" for m in ("fst", "vit", "cnn-vit")),
+    *(f"own/images-{m}" for m in ("fst", "fst-256", "vit", "cnn-vit")),
     *(f"fast/burgers-single/{m}" for m in (*BASELINES, "fst", "fst-small", "fno-mended")),
     *(f"fast/burgers-all/{m}" for m in ("fst", "fno", "fno-mended", "perceiver-io")),
     *(f"fast/darcy/{m}" for m in (*BASELINES, "fst")),

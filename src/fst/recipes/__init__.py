@@ -38,6 +38,7 @@ _FUNCTIONS: list[Callable[[], Recipe]] = [
     demo.perceiver_io,
     *own.RECIPES,
     images.own_fst,
+    images.own_fst_256,
     images.own_vit,
     images.own_cnn_vit,
     *fast.recipes(),
