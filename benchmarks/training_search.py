@@ -290,7 +290,7 @@ def main() -> None:
                 row["error"] = f"{type(error).__name__}: {error}"
             release()
             row |= {"hardware": name, "threads": torch.get_num_threads()}
-            row |= {"torch": torch.__version__, "commit": git_state()["commit"]}
+            row |= {"torch": torch.__version__, "commit": (git_state() or {}).get("commit")}
             with file.open("a") as stream:
                 stream.write(json.dumps(row) + "\n")
                 stream.flush()
