@@ -121,6 +121,23 @@ def test_interpolation_is_exact_at_observations_and_ignores_padding():
     torch.testing.assert_close(mean[1, 0], values[1, :5].mean(dim=0))
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_samples_with_the_same_points_share_their_distances(monkeypatch, size):
+    positions, queries = torch.rand(1, 20, 2), torch.rand(1, 50, 2)
+    shared = [points.expand(size, -1, -1) for points in (positions, queries)]
+    values, measured, cdist = torch.rand(size, 20, 1), [], torch.cdist
+    interpolate = partial(inverse_distance, channels=(0,), domain=SQUARE)
+    expected = interpolate(Observations(shared[0].clone(), values), shared[1].clone())
+
+    def counted(asked, given):
+        measured.append(len(asked) * len(given))
+        return cdist(asked, given)
+
+    monkeypatch.setattr(torch, "cdist", counted)
+    assert torch.equal(interpolate(Observations(shared[0], values), shared[1]), expected)
+    assert measured == [1]
+
+
 def test_words_say_whether_anything_was_learned():
     beside, measure = {"a": 0.4, "b": 0.2}, METRICS["relative_l2"]
     assert compared(0.05, beside, measure).startswith("4.0 times lower than the best trivial")

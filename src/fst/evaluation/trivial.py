@@ -62,11 +62,15 @@ def inverse_distance(
     given: Observations, queries: Queries, channels: tuple[int, ...], domain: Domain
 ) -> Values:
     """Shepard's interpolation: weights 1 / distance², in the unit box, of the nearest few."""
-    targets, positions = given.values[..., list(channels)], domain.to_unit(given.positions)
+    # Samples on one grid share their distances: those of the first sample serve the batch.
+    shared = given.mask is None and _shared(given.positions) and _shared(queries)
+    located = (given.positions[:1], queries[:1]) if shared else (given.positions, queries)
+    positions, asked = map(domain.to_unit, located)
+    targets = given.values[..., list(channels)]
     batch = torch.arange(len(queries), device=queries.device)[:, None, None]
 
-    def interpolated(part: Float[Tensor, "b p s"]) -> Float[Tensor, "b p c"]:
-        distances = torch.cdist(domain.to_unit(part), positions)  # b p n
+    def interpolated(part: Float[Tensor, "#b p s"]) -> Float[Tensor, "b p c"]:
+        distances = torch.cdist(part, positions)  # b p n
         if given.mask is not None:
             distances = distances.masked_fill(~given.mask[:, None], torch.inf)
         nearest, which = distances.topk(min(NEAREST, distances.shape[2]), largest=False)
@@ -76,7 +80,12 @@ def inverse_distance(
 
     at_once = DISTANCES_ON_GPU if queries.is_cuda else DISTANCES_ON_CPU
     size = max(1, at_once // positions[..., 0].numel())
-    return torch.cat([interpolated(part) for part in queries.split(size, dim=1)], dim=1)
+    return torch.cat([interpolated(part) for part in asked.split(size, dim=1)], dim=1)
+
+
+def _shared(points: Float[Tensor, "b p s"]) -> bool:
+    """Whether all samples of a batch have the same points, in the same memory."""
+    return points.stride(0) == 0
 
 
 def initial_condition(given: Observations) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
