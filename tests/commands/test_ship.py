@@ -79,6 +79,24 @@ def test_full_precision_is_kept_where_half_costs_too_much(run, shipped, monkeypa
     assert Rounding(0.1, 0.0995).chosen
 
 
+def test_weights_that_were_scored_in_half_precision_ship_as_they_are(run, shipped, tmp_path):
+    """Without the data, which are needed only to measure what rounding costs."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    for name in ("model.safetensors", "config.json"):
+        shutil.copy(shipped / name, copy / "best" / name)
+    words = ["--device", "cpu", "--data", run.parent / "data", "--again"]
+    assert fst_command("evaluate", copy, *words) == 0
+    words = ["--name", "again", "--out", tmp_path / "w", "--data", tmp_path / "missing"]
+    assert fst_command("ship", copy, *words) == 0
+    again = tmp_path / "w/again"
+    kept, stored = pretrained.read(shipped)[2], pretrained.read(again)[2]
+    assert all(torch.equal(stored[name], kept[name]) for name in kept)
+    card, numbers = (again / "README.md").read_text(), sum(map(torch.numel, kept.values()))
+    assert f"MB, in float32 {4 * numbers / 1e6:.1f} MB" in card
+    assert "scored once, with the weights as they are stored here." in card
+
+
 def test_the_card_says_where_the_weights_are_from(run, shipped):
     text = (shipped / "README.md").read_text()
     record = json.loads((run / "environment.json").read_text())

@@ -6,7 +6,7 @@ FOLDER/NAME/results/rows.json                its test errors, as `fst evaluate` 
 FOLDER/NAME/README.md                        the card: data, recipe, cost, scores and limits
 
 Matrices are stored in half precision if that moves the validation error by less than a hundredth of
-itself. The test set is not scored again.
+itself, or if they were so when they were scored. The test set is not scored again.
 """
 
 import re
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+import torch
 from jinja2 import Environment
 from rich.console import Console
 from torch import Tensor
@@ -22,6 +23,7 @@ from torch import Tensor
 from fst import pretrained
 from fst.commands.evaluate import read_recipe
 from fst.commands.train import check_same_data, choose_device, data_of_run
+from fst.data.samples import Samples
 from fst.evaluation.protocol import EvaluationSettings, measure, measuring, represented
 from fst.evaluation.rows import RESULTS, ROWS, Row, read_run
 from fst.evaluation.tables import error_table, group_table
@@ -83,38 +85,53 @@ def ship(
         raise ValueError(f"{run}: best/{WEIGHTS} are not the weights that were scored")
     lines = card_lines(run, recipe, rows[0])
 
-    path, chosen = data_of_run(recipe, run, data), choose_device(device)
-    check_same_data(run, recipe.data, path)
-    validation = recipe.data.load(path, chosen)[1].samples
-    model = Operator.from_pretrained(best.parent).to(chosen)
-    stored = replace(settings.without_paper(), grids=(), neighbors=())
-
-    def validation_error(weights: dict[str, Tensor]) -> float:
-        model.load_state_dict(weights)
-        with measuring(model):
-            (found,) = measure(represented(model, stored), validation, stored)
-        return fmean(found.errors)
-
-    weights = pretrained.read(best.parent)[2]
-    half = halved(weights)
-    rounding = Rounding(validation_error(weights), validation_error(half))
+    model, weights = Operator.from_pretrained(best.parent), pretrained.read(best.parent)[2]
+    stored, scored = weights, "as they are stored here"
+    words = "Matrices are stored in float16"
+    if not any(value.dtype == torch.float16 for value in weights.values()):
+        path, chosen = data_of_run(recipe, run, data), choose_device(device)
+        check_same_data(run, recipe.data, path)
+        validation = recipe.data.load(path, chosen)[1].samples
+        half = halved(weights)
+        rounding = measured(model.to(chosen), weights, half, validation, settings)
+        stored, scored = half if rounding.chosen else weights, "in float32"
+        words = rounding.words()
     with file_errors(folder):
         if folder.exists():
             shutil.rmtree(folder)
-        stored_weights = half if rounding.chosen else weights
-        pretrained.save(type(model).__name__, model.config, stored_weights, folder)
+        pretrained.save(type(model).__name__, model.config, stored, folder)
         (folder / RESULTS).mkdir()
         for file in ("recipe.json", f"{RESULTS}/{ROWS}"):
             shutil.copy(run / file, folder / file)
-    small, large = (file.stat().st_size / 1e6 for file in (folder / WEIGHTS, best))
-    lines["Weights"] = f"{rounding.words()}; {small:.1f} MB, in float32 {large:.1f} MB"
+    small = (folder / WEIGHTS).stat().st_size / 1e6
+    large = 4 * sum(value.numel() for value in weights.values()) / 1e6
+    lines["Weights"] = f"{words}; {small:.1f} MB, in float32 {large:.1f} MB"
     grid = "x".join(map(str, rows[-1].grid)) if rows[-1].grid else "FILE"
     tables = filter(None, (error_table(rows), group_table(rows)))
     scores = "\n".join(table.markdown() for table in tables)
-    card = CARD.render(name=name, grid=grid, lines=lines, scores=scores, limits=recipe.data.limits)
-    write_text(folder / "README.md", card)
-    console.print(f"{rounding.words()}.")
-    console.print(f"{folder}: {small:.1f} MB of weights, {large:.1f} MB before")
+    known = {"name": name, "grid": grid, "lines": lines, "limits": recipe.data.limits}
+    write_text(folder / "README.md", CARD.render(scored=scored, scores=scores, **known))
+    console.print(f"{words}.")
+    console.print(f"{folder}: {small:.1f} MB of weights, in float32 {large:.1f} MB")
+
+
+def measured(
+    model: Operator,
+    full: dict[str, Tensor],
+    half: dict[str, Tensor],
+    validation: Samples,
+    settings: EvaluationSettings,
+) -> Rounding:
+    """The validation errors of a model with its own weights and with those in half precision."""
+    asked = replace(settings.without_paper(), grids=(), neighbors=())
+
+    def error(weights: dict[str, Tensor]) -> float:
+        model.load_state_dict(weights)
+        with measuring(model):
+            (found,) = measure(represented(model, asked), validation, asked)
+        return fmean(found.errors)
+
+    return Rounding(error(full), error(half))
 
 
 def halved(weights: dict[str, Tensor]) -> dict[str, Tensor]:
