@@ -142,7 +142,7 @@ def optimizer_for(name: str, model: Model, settings: TrainingSettings) -> Any:
     if way == "torch":
         return TorchAdam(model, settings)
     optimizer = build_optimizer(model, settings)
-    optimizer.record = way == "recorded"
+    optimizer.capture = way == "recorded"
     return optimizer
 
 
@@ -304,7 +304,7 @@ def _host_ms(trainer: Trainer, steps: int) -> float:
 
 def _is_recorded(optimizer: Any) -> bool:
     update = optimizer._update if isinstance(optimizer, Optimizer) else None
-    return update is not None and update.recorded
+    return update is not None and update.captured
 
 
 def main(given: list[str] | None = None) -> None:

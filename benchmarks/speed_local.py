@@ -40,14 +40,14 @@ NEIGHBORS = 16
 # long, if malloc happens to hand out fresh memory for each piece.
 PIECE = {"cpu": 2**8, "cuda": 2**15}
 FULL, PIECEWISE, DENSE = "full blend", "full blend, in pieces", "full blend, plain"
-NEAREST, WEIGHTY = "k nearest", "by weight"
+NEAREST, PRUNED = "k nearest", "by weight"
 MLPS, WHOLE, WHOLE_NEAREST = "decoder's MLPs", "field(queries)", "field(queries, neighbors=k)"
 WHOLE_PLAIN = "field, plain, in one piece"
 FIELDS = (WHOLE, WHOLE_PLAIN, WHOLE_NEAREST)
 # On a GPU these are recorded, several in a row, and replayed: Python would take longer than the
 # GPU, and the start of a replay counts beside one of them. What users call is timed as they call
 # it, and so are the k nearest, whose groups the host has to know.
-PARTS = (FULL, PIECEWISE, DENSE, WEIGHTY, MLPS)
+PARTS = (FULL, PIECEWISE, DENSE, PRUNED, MLPS)
 IN_A_ROW = 10
 
 
@@ -61,7 +61,7 @@ class Local(Section):
     columns = ("entry", "queries", "ms", "times_as_fast", "times_plain", "difference", "peak_gib")
 
     def entries(self, setting: Setting) -> list[str]:
-        kinds = (FULL, PIECEWISE, DENSE, NEAREST, WEIGHTY, MLPS, *FIELDS)
+        kinds = (FULL, PIECEWISE, DENSE, NEAREST, PRUNED, MLPS, *FIELDS)
         return [f"{number}, {kind}" for number in setting.precisions for kind in kinds]
 
     @torch.no_grad()
@@ -72,7 +72,7 @@ class Local(Section):
         queries = queries_of(kind, setting)
         with precision(number, setting.device):
             call = calls(field, queries)[kind]
-            exact = calls(field, queries)[DENSE]() if kind in (FULL, PIECEWISE, WEIGHTY) else None
+            exact = calls(field, queries)[DENSE]() if kind in (FULL, PIECEWISE, PRUNED) else None
             difference = None
             if exact is not None:
                 difference = ((call() - exact).norm() / exact.norm()).item()
@@ -100,13 +100,13 @@ class Local(Section):
         lines = []
         for number in dict.fromkeys(row["precision"] for row in rows):
             found = {row["kind"]: row for row in rows if row["precision"] == number}
-            compare(found, (FULL, PIECEWISE), (FULL, PIECEWISE, DENSE, NEAREST, WEIGHTY))
+            compare(found, (FULL, PIECEWISE), (FULL, PIECEWISE, DENSE, NEAREST, PRUNED))
             compare(found, (WHOLE,), FIELDS)
-            compare(found, (DENSE,), (FULL, PIECEWISE, NEAREST, WEIGHTY), "times_plain")
+            compare(found, (DENSE,), (FULL, PIECEWISE, NEAREST, PRUNED), "times_plain")
             compare(found, (WHOLE_PLAIN,), (WHOLE, WHOLE_NEAREST), "times_plain")
             lines += [
                 f"{number}: with '{kind}' the decoder's MLPs take {share:.0%} of the time"
-                for kind in (FULL, NEAREST, WEIGHTY)
+                for kind in (FULL, NEAREST, PRUNED)
                 if (share := mlp_share(found, kind)) is not None
             ]
         if rows:
@@ -185,7 +185,7 @@ def calls(field: fst.Field, queries: Tensor) -> dict[str, Callable[[], Tensor]]:
         PIECEWISE: pieces,
         DENSE: dense,
         NEAREST: partial(nearest_blend, *given, NEIGHBORS),
-        WEIGHTY: partial(fast if queries.is_cuda else pruned_blend, *given),
+        PRUNED: partial(fast if queries.is_cuda else pruned_blend, *given),
         MLPS: partial(field.decoder.pointwise, blended, queries, field.condition),
         WHOLE: partial(field, queries),
         WHOLE_PLAIN: partial(plain.decode, queries),

@@ -14,7 +14,7 @@ from fst.kernels.modules import (
     PackedWeights,
     attend_normed,
     key_channels,
-    patch_memory,
+    patch_keys_values,
     query_channels,
     two_parts,
 )
@@ -78,7 +78,7 @@ def attend(
     attention: DistanceAttention, tokens: Tensor, patches: Tensor, positions: Tensor
 ) -> Tensor:
     """With the bias as extra channels, as on a GPU."""
-    memory = patch_memory(attention, patches, None, positions, PackedWeights())
+    memory = patch_keys_values(attention, patches, None, positions, PackedWeights())
     return attend_normed(attention, tokens, None, memory, None)
 
 
@@ -100,7 +100,7 @@ def test_equals_the_bias_added_in_full(grid, sigma):
 def test_any_head_size(width, heads):
     attention = attention_with((3, 7), 0.1, width, heads)
     inputs = inputs_of(attention)
-    memory = patch_memory(attention, inputs[1], None, inputs[2], PackedWeights())
+    memory = patch_keys_values(attention, inputs[1], None, inputs[2], PackedWeights())
     assert memory.memory.shape[-1] % 8 == 0
     expected = attend_in_full(attention, *inputs)
     torch.testing.assert_close(attend(attention, *inputs), expected, rtol=0, atol=1e-12)

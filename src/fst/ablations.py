@@ -70,7 +70,7 @@ class StaggeredCoordinates(UniformCoordinates):
 class LearnedCoordinates(nn.Module):
     """Ours, not the paper's: gaps that are learned, and the same for every input.
 
-    What is gained over even spacing and not lost here does not come from following the input.
+    A gain over even spacing that remains here does not come from following the input.
     """
 
     def __init__(self, rows: int, gaps: int) -> None:

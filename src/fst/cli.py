@@ -230,7 +230,7 @@ def compare(
     size: Literal["paper", "small"] | None = None,
     changes: Annotated[tuple[str, ...], arg(name="set")] = (),
 ) -> None:
-    """Train the models of a task with the same budget and write one table; also goes on with one.
+    """Train the models of a task with the same budget and write one table, or go on with it.
 
     Args:
         task: What stands before the last / of a recipe's name, such as darcy.
@@ -257,7 +257,7 @@ def search(
     data: Data = None,
     device: Device = None,
 ) -> None:
-    """Search the learning rate of a recipe as the paper does for Darcy; also goes on with one.
+    """Search the learning rate of a recipe as the paper does for Darcy, or continue a search.
 
     Args:
         recipe: Name of the recipe; fst recipes lists them.

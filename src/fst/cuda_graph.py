@@ -44,9 +44,9 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
 def capture(work: Work, given: Given, device: torch.device) -> tuple[Callable[[], None], Given]:
     """Capture `work` as a CUDA graph: what replays it, and the tensors it leaves its results in.
 
-    Every replay looks for the tensors that the work has been given or holds on to, such as weights,
-    where they were; so whoever holds the replay holds them too. (But not copies of weights that an
-    autocast around this call has made before: leave that only after the last replay.)
+    A replay reads its tensors (inputs, weights) at their original addresses, so whoever holds the
+    replay also holds them. The exception is copies of weights made by a surrounding autocast: leave
+    that context only after the last replay.
     """
     here, stream = torch.cuda.current_stream(device), _capture_stream(device)
     stream.wait_stream(here)
@@ -88,7 +88,8 @@ class CUDAGraphField(Field):
 
 
 class CUDAGraphModel:
-    """A model that is called as always, its work captured for the shapes that it meets again."""
+    """Called like the model. The second call with the same shapes is captured as a CUDA graph;
+    later calls replay it."""
 
     def __init__(self, model: FunctionSpaceTransformer) -> None:
         _require_gpu(model)
@@ -153,7 +154,7 @@ class CUDAGraphModel:
         return values
 
     def _done(self, name: str, prepare: Callable[[], Work], given: Given) -> Given:
-        """What the work leaves, for the first time as ever, then captured, then replayed."""
+        """The result of the work: computed at first, then captured, then replayed."""
         key = name, *self._circumstances(given)
         if key not in self._captures:
             while len(self._captures) >= MOST_SHAPES:

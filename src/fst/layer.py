@@ -68,7 +68,7 @@ class EvaluateMixWrite(nn.Module):
         self.mix_feed, self.write_feed = FeedForward(width), FeedForward(width)
 
     def precompute(self, anchors: Anchors, condition: Float[Tensor, "b c"] | None) -> Any:
-        """W^A; the condition counts where the evaluation at the anchors is prepared further."""
+        """W^A. Only the fused module needs `condition`, for its position term."""
         return rbf_weights(anchors.positions, anchors.positions, anchors.refinement_length_scales)
 
     def forward(

@@ -63,7 +63,7 @@ def relative_l2(
 
 
 def label_ranks(scores: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-    """How many classes come before the right one; of equal scores, the lower class number does."""
+    """The rank of the correct class, from 0; ties go to the lower class number."""
     if scores.shape[:1] != labels.shape:
         raise ValueError(
             f"labels must have the shape ({len(scores)},) to match scores, "

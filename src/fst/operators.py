@@ -84,10 +84,10 @@ class ConditionChannels(nn.Module):
 
     def fit(self, conditions: Float[Tensor, "n c"]) -> None:
         """Take the statistics of the conditions of the training data."""
-        prepared = self.prepare(conditions.double())
-        std = prepared.std(dim=0, correction=0)
+        transformed = self.prepare(conditions.double())
+        std = transformed.std(dim=0, correction=0)
         # One and the same condition everywhere: nothing to divide by.
-        self.standardize.set(prepared.mean(dim=0), std.where(std > 0, 1.0))
+        self.standardize.set(transformed.mean(dim=0), std.where(std > 0, 1.0))
 
     def check(self, condition: Float[Tensor, "b c"]) -> None:
         """Raise unless a condition whose logarithm is taken has one."""
@@ -178,7 +178,7 @@ class Operator(Model):
 
     @property
     def symmetry(self) -> Symmetry | None:
-        """That of predictions."""
+        """The symmetry applied to predictions, or None."""
         config = getattr(self, "config", None)  # an operator of one's own may have none
         return SYMMETRIES.get(getattr(config, "prediction_symmetry", "none"))
 

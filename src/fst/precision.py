@@ -1,4 +1,4 @@
-"""Float32 as such, for whatever is measured: validation errors and test errors."""
+"""Full float32 precision, for validation errors and test errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

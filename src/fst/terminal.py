@@ -1,7 +1,7 @@
-"""Text from files on its way to people: in a name nothing is markup, and no terminal obeys it.
+"""Escapes text from files before it is shown: names contain no markup and no control sequences.
 
-Names of runs, classes, files and channels come from whoever wrote the files. On the way out they
-are spelled out: for a terminal (`printable`, `Terminal`), for Markdown and for spreadsheets.
+Names of runs, classes, files and channels come from whoever wrote the files. They are escaped for a
+terminal (`printable`, `Terminal`), for Markdown and for spreadsheets.
 """
 
 import difflib

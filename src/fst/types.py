@@ -196,7 +196,7 @@ class Anchors:
 
 @dataclass(frozen=True)
 class Domain:
-    """An axis-aligned box. Models work on the unit box and translate at their doors."""
+    """An axis-aligned box. Models work on the unit box and convert coordinates to and from it."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]

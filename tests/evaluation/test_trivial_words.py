@@ -31,17 +31,17 @@ def test_a_validation_error_stands_beside_the_best_trivial_predictor():
     rows = trivial_rows(some_test(), whole, Origin("", "", "", ""), facts)
     best = min(rows, key=lambda row: row.error)
     settings = replace(SETTINGS, paper_errors=(0.1, 0.2), neighbors=(1,))
-    words = settings.beside_validation(best.error / 4, splits_of(samples), data, Path())
+    words = settings.describe_validation(best.error / 4, splits_of(samples), data, Path())
     assert words.startswith(f"Validation error: {best.error / 4:.5f}, 4.0 times lower than")
     assert f"{best.model} ({best.error:.5f})" in words
-    assert "no better than" in SETTINGS.beside_validation(2.0, splits_of(samples), data, Path())
+    assert "no better than" in SETTINGS.describe_validation(2.0, splits_of(samples), data, Path())
 
 
 def test_another_quantity_is_not_interpolated():
     samples = some_points().samples
-    said = EvaluationSettings(grids=()).beside_validation
+    said = EvaluationSettings(grids=()).describe_validation
     assert "mean of the training targets" in said(9.0, splits_of(samples), DarcyData(), Path())
-    said = ClassificationSettings().beside_validation
+    said = ClassificationSettings().describe_validation
     assert said(0.25, (None, None), DarcyData(), Path()) == "Validation error: 0.25000."
 
 
@@ -53,7 +53,7 @@ def test_channels_of_a_users_file_are_interpolated_by_name(tmp_path):
     path, labels = tmp_path / "swapped.h5", Labels(values=["u", "v"], targets=["v", "u"])
     write_points(path, samples, Domain.unit(2), labels=labels)
     splits, settings = PointData().load(path), EvaluationSettings(grids=())
-    words = settings.beside_validation(0.1, splits, PointData(), path)
+    words = settings.describe_validation(0.1, splits, PointData(), path)
     assert "no better than the best trivial predictor, inverse-distance interpolation" in words
 
 

@@ -7,7 +7,7 @@ from fst.rbf import rbf_weights
 from kernel_examples import DEVICE, HALF, relative
 
 anchor_blend = pytest.importorskip("fst.kernels.anchor_blend")
-by_axis, FOLD = anchor_blend.by_axis, anchor_blend.FOLD
+by_axis, EXP2_SCALE = anchor_blend.by_axis, anchor_blend.EXP2_SCALE
 
 ROUNDING = 8e-3 if DEVICE == "cuda" else 1e-3
 NAMES = ("positions", "length scales", "features")
@@ -64,7 +64,7 @@ def gradients(make, given, steps, used=None, dtype=HALF, learned=(True, True, Tr
 def test_anchor_weights(count, axes, scale):
     positions, scales, _ = problem(2, count, 1, axes, scale)
     expected = rbf_weights(positions.double(), positions.double(), scales.double())
-    given = by_axis(positions), by_axis(FOLD / scales)
+    given = by_axis(positions), by_axis(EXP2_SCALE / scales)
     found, _ = anchor_blend.weights_forward(*given, torch.float32)
     assert relative(found, expected) < 1e-6
     half, _ = anchor_blend.weights_forward(*given, HALF)
@@ -83,7 +83,7 @@ def test_all_steps_at_once(count, channels, axes, scale, steps):
     """
     dtype, bound = (HALF, 1e-4) if DEVICE == "cuda" else (torch.float32, 2e-5)
     positions, scales, _ = problem(2, count, 1, axes, scale)
-    anchors, inverse = by_axis(positions), by_axis(FOLD / scales)
+    anchors, inverse = by_axis(positions), by_axis(EXP2_SCALE / scales)
     stored, reciprocals = anchor_blend.weights_forward(anchors, inverse, torch.float32)
     shape = (2, count, channels)
     features, grads = (
@@ -97,7 +97,7 @@ def test_all_steps_at_once(count, channels, axes, scale, steps):
     at_anchors = exact(*wide, None)
     total = sum((at_anchors(z.double()) * g.double()).sum() for z, g in zip(features, grads))
     wanted = torch.autograd.grad(total, wide)
-    # The reciprocal length scales are FOLD / ℓ.
+    # The reciprocal length scales are EXP2_SCALE / ℓ.
     found = (
         (rows + columns).sum(dim=1).mT,
         -scaled.sum(dim=1).mT * inverse.mT / scales,

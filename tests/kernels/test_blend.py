@@ -130,7 +130,9 @@ def lists(inputs, dtype):
     """For each tile the anchors listed for it and whether it is remote; the tiles' size."""
     points, anchors, scales, _ = inputs
     tiles = blend.PRUNED_TILES[dtype.itemsize]
-    by_axis, *far = (x.transpose(1, 2).contiguous() for x in (points, anchors, blend.FOLD / scales))
+    by_axis, *far = (
+        x.transpose(1, 2).contiguous() for x in (points, anchors, blend.EXP2_SCALE / scales)
+    )
     tolerance = blend.PRUNED_SHARE * torch.finfo(dtype).eps
     filled = blend.with_far(*far, tiles["BLOCK_M"])
     made = blend.anchor_lists(by_axis, *filled, anchors.shape[1], tolerance, tiles)

@@ -260,19 +260,19 @@ def test_settings_out_of_range_are_refused(name: str, value: float) -> None:
         TrainingSettings(**{name: value})
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="only a GPU records")
+@pytest.mark.skipif(DEVICE == "cpu", reason="only a GPU captures")
 @pytest.mark.parametrize("muon", [False, True])
-def test_recorded_steps_are_the_eager_ones(muon: bool) -> None:
+def test_captured_steps_are_the_eager_ones(muon: bool) -> None:
     results = []
-    for record in (False, True):
+    for capture in (False, True):
         parameters = some_parameters(complex_=True)
-        optimizer = Optimizer(in_groups(parameters, 0.1, muon), record=record)
+        optimizer = Optimizer(in_groups(parameters, 0.1, muon), capture=capture)
         for step in range(8):
             for group in optimizer.param_groups:
                 group["lr"] *= 0.8
             set_gradients(step, parameters)
             norm = optimizer.clip_and_step(0.7)
-        assert optimizer._update.recorded is record
+        assert optimizer._update.captured is capture
         results.append([norm, *parameters])
     assert all(map(torch.equal, *results))
 

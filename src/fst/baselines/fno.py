@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fst.baselines.shared import GridOutput, check_observed_once, observed_cells, place_on_grid
+from fst.baselines.shared import GridOutput, check_observed_once, observed_cells, scatter_to_grid
 from fst.config import OperatorConfig
 from fst.evaluation_points import PointDraws
 from fst.operators import ConditionChannels, Operator
@@ -78,9 +78,9 @@ class FNO(Operator):
         config, batch = self.config, len(observations)
         cells = observed_cells(observations, self.domain, config.grid)
         values = self.standardize_values(observations.values)
-        channels = [place_on_grid(values, cells, config.grid)]  # b g v
+        channels = [scatter_to_grid(values, cells, config.grid)]  # b g v
         if config.mask_channel:
-            channels.append(place_on_grid(torch.ones_like(values[..., :1]), cells, config.grid))
+            channels.append(scatter_to_grid(torch.ones_like(values[..., :1]), cells, config.grid))
         if observations.condition is not None:
             constant = self.condition(observations.condition)  # b c
             channels.append(constant.unsqueeze(1).expand(-1, prod(config.grid), -1))

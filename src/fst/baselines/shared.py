@@ -134,7 +134,7 @@ def observed_cells(
     return index
 
 
-def place_on_grid(
+def scatter_to_grid(
     values: Float[Tensor, "b n c"], cells: Int[Tensor, "b n"], grid: tuple[int, ...]
 ) -> Float[Tensor, "b g c"]:
     """Values at their grid points and zero elsewhere."""

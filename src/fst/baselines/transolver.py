@@ -27,7 +27,7 @@ from fst.baselines.shared import (
     check_observed_once,
     initialize,
     observed_cells,
-    place_on_grid,
+    scatter_to_grid,
     without_padding,
 )
 from fst.config import ChannelConfig
@@ -218,8 +218,8 @@ class GridTransolver(Operator):
         predicted = self.network(points, observations.mask)  # b n c
         cells = observed_cells(observations, self.domain, self.config.grid)
         restored = self.standardize_outputs.restore(predicted)
-        placed = place_on_grid(restored, cells, self.config.grid)
-        return GridOutput(self.domain, self.config.grid, placed)
+        on_grid = scatter_to_grid(restored, cells, self.config.grid)
+        return GridOutput(self.domain, self.config.grid, on_grid)
 
     def check(self, observations: Observations) -> None:
         super().check(observations)

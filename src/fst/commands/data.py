@@ -90,7 +90,7 @@ def darcy(
         training: Samples of the training file; recipes draw training and validation from it.
         test: Samples of the test file.
         seed: Seed of the coefficient fields.
-        batch_size: Samples between two records of progress; chosen by device when not given.
+        batch_size: Samples solved at once; chosen by device when not given.
         device: Where to solve: cpu or cuda; a GPU where there is one.
         force: Replace files that exist and discard unfinished ones.
     """

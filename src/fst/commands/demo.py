@@ -26,7 +26,8 @@ SIZES = (201, 1024)
 
 
 def draw_new_solutions(weights: str, picture: Path, *, samples: int = 1, seed: int = 7) -> Fields:
-    """Predict new Burgers solutions of the law of the training data; draw them beside the exact."""
+    """Predict new Burgers solutions from the distribution of the training data; draw them
+    beside the exact ones."""
     model = Operator.from_pretrained(weights)
     initial = burgers.sample_initial(samples, SIZES[1], seed)
     exact = burgers.solve(initial, VISCOSITY, burgers.saved_times()).float()

@@ -77,7 +77,7 @@ def train_recipe(name: str | None, arguments: Sequence[str], *, console: Console
         if data is not None:
             model = asked.data.on_domain(model, data)
         elif name is None and short.config is None:
-            data = train_command.recorded_data(Path(short.start))
+            data = train_command.stored_data_path(Path(short.start))
         asked = replace(asked, model=model)
         choice = choice.with_weights(model, short.start) if choice else None
     recipe = choice.recipe if choice is not None else asked

@@ -242,7 +242,7 @@ def tell_error(
     error = summary.validation_errors.get("relative_l2", summary.validation_error)
     if console is None or error is None or not PartialState().is_main_process:
         return
-    words = recipe.evaluation.beside_validation(error, splits, recipe.data, data)
+    words = recipe.evaluation.describe_validation(error, splits, recipe.data, data)
     console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -363,7 +363,7 @@ def data_path(recipe: Recipe, data: Path | None) -> Path:
     return data
 
 
-def recorded_data(run: Path) -> Path:
+def stored_data_path(run: Path) -> Path:
     described = read_object(run / "run.json")
     if not isinstance(described.get("data"), str):
         raise TrainingError(f"{run / 'run.json'} does not name the data: add --data")
@@ -379,7 +379,7 @@ def record_data(run: Path, data: Path) -> None:
 
 def data_of_run(recipe: Recipe, run: Path, data: Path | None) -> Path:
     """The path given, or the one recorded; an error where the user's own data have moved."""
-    path = data or recorded_data(run)
+    path = data or stored_data_path(run)
     if data is None and recipe.data.own and not path.exists():
         raise TrainingError(
             f"{path}: the data of {run} are no longer there; say with --data where they are now"

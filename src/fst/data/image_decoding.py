@@ -42,7 +42,8 @@ class ImageError(ValueError):
 
 
 class _Memory:
-    """Memory that threads share: who asks for more than is left waits until others are done."""
+    """A memory limit shared by threads. A thread waits until its image fits, or until no other is
+    being decoded."""
 
     def __init__(self) -> None:
         self._taken = 0

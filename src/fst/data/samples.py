@@ -30,7 +30,7 @@ Storage = Literal["auto", "resident", "streamed"]
 # "auto" keeps a split on the device where it takes at most this.
 _CPU_BYTES = 4 * 2**30
 _GPU_SHARE = 0.25
-_AHEAD = 4  # batches that a worker may have ready
+_PREFETCHED = 4  # batches that a worker may have ready
 
 # Burgers runs that supervise the whole grid still take their statistics from this one.
 STATISTICS_GRID = 100
@@ -196,7 +196,7 @@ class Streamed(Rows):
             sampler=(Asked(*entry) for entry in plan),
             batch_size=None,
             num_workers=self.workers,
-            prefetch_factor=_AHEAD if self.workers else None,
+            prefetch_factor=_PREFETCHED if self.workers else None,
             collate_fn=_as_it_is,
             pin_memory=self._device.type == "cuda",
             generator=torch.Generator(),  # or the loader draws from everyone's

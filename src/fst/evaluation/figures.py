@@ -513,9 +513,9 @@ def _log(panel: Axes) -> None:
     _decimal(panel.yaxis, (1.0, 2.0, 5.0) if wide else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
 
 
-def _decimal(axis: Axis, marks: tuple[float, ...]) -> None:
+def _decimal(axis: Axis, multiples: tuple[float, ...]) -> None:
     """Numbers at these multiples of the powers of ten."""
-    axis.set_major_locator(LogLocator(subs=marks))
+    axis.set_major_locator(LogLocator(subs=multiples))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 

@@ -100,7 +100,7 @@ class TestProtocol(ABC):
         """The same settings without what only costs time in a comparison."""
         return self
 
-    def beside_validation(
+    def describe_validation(
         self, error: float, splits: tuple[Any, Any], source: DataSource, folder: Path
     ) -> str:
         """A validation error in words, beside the trivial predictors on the same samples."""
@@ -175,7 +175,7 @@ class EvaluationSettings(TestProtocol):
         rows += trivial_rows(test, self, origin, facts, console=console)
         return rows, sample_fields(model, test, self, origin, errors, over)
 
-    def beside_validation(
+    def describe_validation(
         self, error: float, splits: tuple[Any, Any], source: DataSource, folder: Path
     ) -> str:
         """The training targets give their mean; the validation grid is the samples' own."""

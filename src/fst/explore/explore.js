@@ -366,21 +366,21 @@ function listenToStrokes() {
   const canvas = element("input");
   const stroke = { burgers: drawStroke, darcy: paintStroke, points: sensorStroke }[about.kind];
   let last = null;
-  const place = (event) => {
+  const pointer = (event) => {
     const { left, top, width, height } = canvas.getBoundingClientRect();
     const box = inputBox(width, height);
     const clip = (share) => Math.min(1, Math.max(0, share));
     return [clip((event.clientX - left - box.x) / box.width), clip(1 - (event.clientY - top - box.y) / box.height)];
   };
   const extend = (event) => {
-    const now = place(event);
+    const now = pointer(event);
     stroke(last, now);
     last = now;
     drawInput();
   };
   canvas.addEventListener("pointerdown", (event) => {
     canvas.setPointerCapture(event.pointerId);
-    last = place(event);
+    last = pointer(event);
     extend(event);
     changed(false);
   });
@@ -441,8 +441,8 @@ function tool(text, action) {
 
 function neighborCount() {
   if (!about.anchors) return null;
-  const place = +element("neighbors").value;
-  return place === +element("neighbors").max ? null : 2 ** place;
+  const exponent = +element("neighbors").value;
+  return exponent === +element("neighbors").max ? null : 2 ** exponent;
 }
 
 function viscosity() {

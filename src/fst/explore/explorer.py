@@ -85,12 +85,12 @@ class Explorer:
         anchors = None
         if isinstance(output, Field):
             unit = output.unit_anchors
-            anchors = {name: packed(getattr(unit, name)[0]) for name in ANCHOR_PARTS}
+            anchors = {name: encoded(getattr(unit, name)[0]) for name in ANCHOR_PARTS}
         return {
             "grid": self.problem.grids[level],
             "level": level,
-            "prediction": packed(prediction),
-            "reference": packed(reference),
+            "prediction": encoded(prediction),
+            "reference": encoded(reference),
             "error": relative_l2(ours, truth).item(),
             "anchors": anchors,
             "seconds": {
@@ -132,7 +132,7 @@ class Explorer:
         return prediction  # q c
 
 
-def packed(values: Tensor) -> str:
+def encoded(values: Tensor) -> str:
     """Little-endian float32 in base64, which a browser reads without parsing numbers."""
     numbers = values.detach().float().cpu().contiguous().numpy().astype(np.dtype("<f4"))
     return base64.b64encode(numbers.tobytes()).decode()

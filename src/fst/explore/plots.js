@@ -46,7 +46,7 @@ export function colourScale(low, high) {
   return { low, high: high > low ? high : low + 1, table: sequential() };
 }
 
-/** The place of a value among the colours of a scale. */
+/** The colour of a value on a scale. */
 export function colourOf({ low, high, table }, value) {
   return table[Math.min(STEPS - 1, Math.max(0, Math.round((STEPS - 1) * (value - low) / (high - low))))];
 }
@@ -140,9 +140,9 @@ export function paintField(field, scale, across) {
     for (let j = 0; j < second; j++) {
       const colour = colourOf(scale, field.values[i * second + j]);
       const [right, up] = across === 0 ? [i, j] : [j, i];
-      const place = 4 * ((image.height - 1 - up) * image.width + right);
-      pixels.data.set(colour, place);
-      pixels.data[place + 3] = 255;
+      const index = 4 * ((image.height - 1 - up) * image.width + right);
+      pixels.data.set(colour, index);
+      pixels.data[index + 3] = 255;
     }
   }
   image.getContext("2d").putImageData(pixels, 0, 0);

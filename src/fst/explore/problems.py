@@ -78,7 +78,7 @@ class Problem(ABC):
 
     @abstractmethod
     def draw(self, number: int) -> str | list[float]:
-        """A random input of the data's law, as the page sends it back."""
+        """A random input from the data's distribution, as the page sends it back."""
 
     @abstractmethod
     def read(self, asked: Mapping[str, Any]) -> Given:

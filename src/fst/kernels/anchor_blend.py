@@ -32,7 +32,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from fst.kernels.blend import FOLD, by_axis, nothing
+from fst.kernels.blend import EXP2_SCALE, by_axis, nothing
 from fst.kernels.launch import Gradients, Tiles, first_that_fits, launch_kernel, operator
 
 # Rows at once, and rows of one program: the fastest of those tried on an H200.
@@ -297,7 +297,7 @@ def blend_backward(
     def launch(tiles: Tiles) -> None:
         launch_kernel(steps_kernel, (side * side, batch),
             tuple(grads), tuple(features), anchors, inverse, reciprocals, shifts, *found,
-            count, FOLD**-2, D=channels, AXES=axes, EVEN=count % (2 * HALF) == 0,
+            count, EXP2_SCALE**-2, D=channels, AXES=axes, EVEN=count % (2 * HALF) == 0,
             HALF=HALF, **tiles,
         )  # fmt: skip
 
@@ -361,7 +361,7 @@ class AnchorBlend:
         length_scales: Float[Tensor, "b m s"],
         dtype: torch.dtype,
     ) -> None:
-        anchors, inverse = by_axis(positions), by_axis(FOLD / length_scales.float())
+        anchors, inverse = by_axis(positions), by_axis(EXP2_SCALE / length_scales.float())
         # Their gradient is part of what the slots give.
         self.weights, reciprocals = weights_forward(anchors.detach(), inverse.detach(), dtype)
         self._anchors = anchors, inverse, reciprocals

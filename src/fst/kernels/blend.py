@@ -53,7 +53,7 @@ from torch import Tensor
 from fst.kernels.launch import Gradients, launch_kernel, operator, tiles_in
 
 # c above: ½ and the change to base 2, as a factor of the reciprocal length scales.
-FOLD = math.sqrt(0.5 * math.log2(math.e))
+EXP2_SCALE = math.sqrt(0.5 * math.log2(math.e))
 
 
 def tile_sizes(points: int, anchors: int, warps: int, stages: int) -> dict[str, int]:
@@ -535,7 +535,7 @@ def blend_backward(
     tiles = BACKWARD_TILES[features.element_size()]
     # Points of one set may serve the whole batch.
     stride = 0 if points.shape[0] == 1 else axes * points.shape[2]
-    sizes = (queries, points.shape[2], count, stride, FOLD**-2)
+    sizes = (queries, points.shape[2], count, stride, EXP2_SCALE**-2)
     parts = {"D": channels, "P": features.shape[2], "AXES": axes}
     launch_kernel(
         blend_anchors_kernel, (tiles_in(count, tiles["BLOCK_M"]), batch),
@@ -592,7 +592,7 @@ def fused_blend(
     """The blend in the features' dtype, which is also that of the product; the rest in float32."""
     if torch.is_grad_enabled() and points.requires_grad and len(points) != len(anchors):
         raise ValueError("points shared by the batch cannot be learned")
-    given = map(by_axis, (points, anchors, FOLD / length_scales.float()))
+    given = map(by_axis, (points, anchors, EXP2_SCALE / length_scales.float()))
     return blend_forward(*given, with_ones(features), features.shape[2])[0]
 
 
@@ -717,7 +717,7 @@ def pruned_blend(
     count, channels = features.shape[1:]
     # At least one more, to fill up lists with, and a whole number of blocks.
     more = 1 + -(count + 1) % _pruned_tiles(features, channels)["BLOCK_M"]
-    inverse = FOLD / length_scales.float()
+    inverse = EXP2_SCALE / length_scales.float()
     far = with_far(anchors.float().transpose(1, 2), inverse.transpose(1, 2), more)
     return pruned_blend_forward(by_axis(points), *far, with_ones(features, more), count, channels)
 

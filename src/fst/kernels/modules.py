@@ -157,26 +157,26 @@ def project(
 def attend(
     output: nn.Linear,
     queries: Float[Tensor, "b h p k"] | None,
-    memory: Float[Tensor, "b n t h k"],
+    keys_values: Float[Tensor, "b n t h k"],
     mask: Bool[Tensor, "b n"] | None,
     packed: PackedWeights,
 ) -> Float[Tensor, "b p d"]:
-    """Softmax attention and the projection behind it; memory holds keys and values, and without
-    queries these come first in it.
+    """Softmax attention and the projection behind it. Without `queries` those come first in
+    `keys_values`.
 
     The projection's weights leave out the channels that heads were widened by. Our own kernel makes
     the first of them one: its weight is the bias, whose gradient then comes with the weight's,
     without a sum over all tokens of its own.
     """
-    heads, size = memory.shape[-2:]
+    heads, size = keys_values.shape[-2:]
     head_size = output.in_features // heads
     scale = head_size**-0.5
-    short = memory.element_size() == 2 and size <= LONGEST_HEAD
-    ours = mask is None and short and on_gpu(memory)
+    short = keys_values.element_size() == 2 and size <= LONGEST_HEAD
+    ours = mask is None and short and on_gpu(keys_values)
     if ours:
-        mixed: Tensor = attention.short_attention(memory, queries, scale, head_size)
+        mixed: Tensor = attention.short_attention(keys_values, queries, scale, head_size)
     else:
-        *first, keys, values = memory.permute(2, 0, 3, 1, 4).unbind(0)
+        *first, keys, values = keys_values.permute(2, 0, 3, 1, 4).unbind(0)
         asked = first[0] if queries is None else queries
         keep = None if mask is None else mask[:, None, None, :]
         with sdpa_kernel(PREFERRED, set_priority=True):
@@ -202,7 +202,7 @@ class FusedObserved(NamedTuple):
     """Keys and values that `project` has made, the packed weights, and for images the anchors'
     extra channels."""
 
-    memory: Float[Tensor, "b n 2 h k"]
+    keys_values: Float[Tensor, "b n 2 h k"]
     packed: PackedWeights
     channels: Float[Tensor, "b m e"] | None = None
 
@@ -215,14 +215,14 @@ def attend_normed(
     mask: Bool[Tensor, "b n"] | None,
 ) -> Float[Tensor, "b p d"]:
     """attention(LN(x)), with extra channels of the queries where there are some."""
-    memory, packed, channels = observed
-    size = memory.shape[-1]
+    keys_values, packed, channels = observed
+    size = keys_values.shape[-1]
     # Not `[:, :, 0]`, whose gradient would be a copy.
     queries = project(tokens, norm, (layer.query,), layer.heads, size, packed).squeeze(2)
     if channels is not None:
         padding = (layer.head_size, size - layer.head_size - channels.shape[-1])
         queries = queries + F.pad(channels, padding).unsqueeze(2)
-    return attend(layer.output, queries.transpose(1, 2), memory, mask, packed)
+    return attend(layer.output, queries.transpose(1, 2), keys_values, mask, packed)
 
 
 class FusedAttention(Attention):
@@ -256,8 +256,8 @@ class FusedAttention(Attention):
     def attend_to_self(self, tokens: Float[Tensor, "b p d"]) -> Float[Tensor, "b p d"]:
         if not self._applies(tokens):
             return super().attend_to_self(tokens)
-        memory = self._project(tokens, self.query, self.key, self.value)
-        return attend(self.output, None, memory, None, PackedWeights())
+        keys_values = self._project(tokens, self.query, self.key, self.value)
+        return attend(self.output, None, keys_values, None, PackedWeights())
 
 
 # MLPs
@@ -327,8 +327,10 @@ def residual_feed(
     if parameters is None:
         tokens = tokens + layers(norm(tokens))
         return tokens
-    ready = packed.of((norm, layers), lambda: feed_forward.normed_layers(*parameters, tokens))
-    return feed_forward.feed_forward(tokens, ready, norm.eps)
+    packed_layers = packed.of(
+        (norm, layers), lambda: feed_forward.normed_layers(*parameters, tokens)
+    )
+    return feed_forward.feed_forward(tokens, packed_layers, norm.eps)
 
 
 class FusedResidualFeedForward(ResidualFeedForward):
@@ -373,17 +375,17 @@ def point_mlp(
 ) -> Float[Tensor, "b p o"]:
     """F_θ of the blend, its position term given."""
     weight, second = layer.first.weight[:, : layer.sizes[0]], layer.second
-    ready = packed.of(
+    packed_layers = packed.of(
         (layer,), lambda: feed_forward.point_layers(weight, second.weight, second.bias, values)
     )
-    return feed_forward.point_mlp(values, term, ready)
+    return feed_forward.point_mlp(values, term, packed_layers)
 
 
 # The blend
 
 
 class FusedBlend(Blend):
-    """Equation 1 without weights in memory: fused on a GPU, from the anchors that matter on a CPU.
+    """Equation 1 without weights in memory: fused on a GPU, pruned on a CPU.
 
     Anchors are left out where all of them together weigh less than the rounding of the features.
     """
@@ -514,13 +516,15 @@ class FusedEvaluateMixWrite(EvaluateMixWrite):
 
         mix, write, size = self.mix, self.write, aligned(self.mix.head_size)
         all_three = mix.query, mix.key, mix.value
-        memory = project(e, self.norm_e, all_three, mix.heads, size, packed)
-        e = e + attend(mix.output, None, memory, None, packed)
+        keys_values = project(e, self.norm_e, all_three, mix.heads, size, packed)
+        e = e + attend(mix.output, None, keys_values, None, packed)
         e = residual_feed(e, self.norm_g, self.mix_feed, packed)
 
         pair = write.key, write.value
-        memory = project(e, self.norm_e, pair, write.heads, size, packed)
-        z = z + attend_normed(write, at_anchors, self.norm_q, FusedObserved(memory, packed), None)
+        keys_values = project(e, self.norm_e, pair, write.heads, size, packed)
+        z = z + attend_normed(
+            write, at_anchors, self.norm_q, FusedObserved(keys_values, packed), None
+        )
         return residual_feed(z, self.norm_v, self.write_feed, packed)
 
 
@@ -681,10 +685,10 @@ class FusedDistanceRead(FusedRead, DistanceRead):
             or max(grid.rows, grid.columns) > MOST_PATCHES
         ):
             return DistanceRead.precompute(self, tokens, anchors)
-        return patch_memory(layer, tokens, self.norm_h, anchors.positions, PackedWeights())
+        return patch_keys_values(layer, tokens, self.norm_h, anchors.positions, PackedWeights())
 
 
-def patch_memory(
+def patch_keys_values(
     layer: DistanceAttention,
     tokens: Float[Tensor, "b n d"],
     norm: nn.LayerNorm | None,
@@ -693,13 +697,13 @@ def patch_memory(
 ) -> FusedObserved:
     """What all refinement steps share: patches and anchors stay where they are."""
     size = aligned(layer.head_size + EXTRA_CHANNELS)
-    memory = project(tokens, norm, (layer.key, layer.value), layer.heads, size, packed)
+    keys_values = project(tokens, norm, (layer.key, layer.value), layer.heads, size, packed)
     # The values have zeros where the keys have the extra channels.
-    extra = F.pad(key_channels(layer, memory.dtype), (layer.head_size, 0))
+    extra = F.pad(key_channels(layer, keys_values.dtype), (layer.head_size, 0))
     extra = F.pad(extra, (0, size - extra.shape[-1]))
     extra = torch.stack((extra, torch.zeros_like(extra)), dim=1).unsqueeze(2)  # n 2 1 k
-    channels = query_channels(layer, positions, memory.dtype)
-    return FusedObserved(memory + extra, packed, channels)
+    channels = query_channels(layer, positions, keys_values.dtype)
+    return FusedObserved(keys_values + extra, packed, channels)
 
 
 def _counts(layer: DistanceAttention) -> Float[Tensor, " 2"]:

@@ -37,11 +37,11 @@ FAR = 1e18
 # Added to a logit, this leaves no weight.
 NEVER = -1e38
 # Which anchors are candidates, of each of some tiles.
-Kept = Callable[[Tensor], Tensor]
+Candidates = Callable[[Tensor], Tensor]
 # Weights of a group of tiles: from points, and candidates with their length scales.
 Weights = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Both, from one sample's anchors, length scales and features.
-Rule = Callable[[Tensor, Tensor, Tensor], tuple[Kept, Weights]]
+Rule = Callable[[Tensor, Tensor, Tensor], tuple[Candidates, Weights]]
 # What is made of a sample's blends (1 p d) and their points (1 p s) while they are in the cache.
 Then = Callable[[Tensor, Tensor], Tensor]
 
@@ -90,7 +90,7 @@ def _of_each(
 
 
 def _wide(coordinates: Tensor) -> Tensor:
-    """Distances are taken in float32 or better, whatever the features are kept in."""
+    """Distances are taken in float32 or better, whatever the dtype of the features."""
     return coordinates.to(torch.promote_types(torch.float32, coordinates.dtype))
 
 
@@ -99,8 +99,8 @@ def _nearest(
     length_scales: Float[Tensor, "m s"],
     features: Float[Tensor, "m d"],
     neighbors: int,
-) -> tuple[Kept, Weights]:
-    def kept(tiles: Tensor) -> Tensor:
+) -> tuple[Candidates, Weights]:
+    def candidates(tiles: Tensor) -> Tensor:
         least, most = map(_sum, _squared_gaps(tiles, anchors))  # t m
         nearest = most.topk(neighbors, dim=1, largest=False, sorted=False).values
         # Wider than the ties below, so that no candidate is missed.
@@ -114,19 +114,19 @@ def _nearest(
         # Several times as fast on a CPU as to fill them with -inf.
         return _logits(squares, scales).add_(others, alpha=NEVER).softmax(dim=-1)
 
-    return kept, weights
+    return candidates, weights
 
 
 def _by_weight(
     anchors: Float[Tensor, "m s"],
     length_scales: Float[Tensor, "m s"],
     features: Float[Tensor, "m d"],
-) -> tuple[Kept, Weights]:
+) -> tuple[Candidates, Weights]:
     inverse = length_scales.detach().square().reciprocal()
     tolerance = torch.finfo(features.dtype).eps / 2
     slack = 2 * math.log(len(anchors) / tolerance)
 
-    def kept(tiles: Tensor) -> Tensor:
+    def candidates(tiles: Tensor) -> Tensor:
         # Twice the negative logits: at least `least`, for some anchor at most the smallest `most`.
         least, most = (
             _sum([square.mul_(inverse[:, axis]) for axis, square in enumerate(squares)])
@@ -137,7 +137,7 @@ def _by_weight(
     def weights(near: Tensor, anchors: Tensor, scales: Tensor) -> Tensor:
         return _logits(_squares(near, anchors), scales).softmax(dim=-1)
 
-    return kept, weights
+    return candidates, weights
 
 
 def _squares(
@@ -226,10 +226,10 @@ def _by_groups(
     then: Then | None,
 ) -> Float[Tensor, "q o"]:
     """Blend each tile from its candidates, tiles with lists of similar length together."""
-    kept, weights = rule(anchors, length_scales, features)
+    candidates, weights = rule(anchors, length_scales, features)
     tiles, rows = _in_tiles(points)
     at_once = max(1, _allowed(features) // (4 * len(anchors)))
-    keep = torch.cat([kept(some) for some in tiles.split(at_once)])  # t m
+    keep = torch.cat([candidates(some) for some in tiles.split(at_once)])  # t m
     counts, by_count = keep.sum(dim=1, dtype=torch.int32).sort()
     lists = _lists(keep[by_count], counts)
     tiles, rows = tiles[by_count], rows[by_count].flatten()
@@ -258,7 +258,7 @@ def _by_groups(
 
 
 def _lists(keep: Bool[Tensor, "t m"], counts: Int[Tensor, " t"]) -> Int[Tensor, "t c"]:
-    """The anchors that are kept for each tile, shorter lists filled up with the number beyond."""
+    """The candidates of each tile, shorter lists filled up with the number beyond."""
     tile, anchor = keep.nonzero(as_tuple=True)
     before = counts.cumsum(dim=0) - counts
     position = torch.arange(len(tile), device=keep.device) - before[tile]

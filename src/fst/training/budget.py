@@ -169,7 +169,7 @@ def calibrate(
     *,
     validate: bool = False,
 ) -> Calibration:
-    """Measure the updates of a model, which is spent by it: train another one.
+    """Measure the rate of updates. This changes the model's weights, so train a fresh one.
 
     The first few updates, which compile, are not timed. What was allocated is given back.
     """
@@ -222,7 +222,7 @@ class Plan:
 def make_plan(
     budget: Budget, build: Build, settings: TrainingSettings, splits: Splits, validate: bool = False
 ) -> Plan:
-    """Measure a scratch model, made by `build`; where it does not compile, as it is without."""
+    """Measure a fresh model from `build`, uncompiled if compilation fails."""
 
     def measure(settings: TrainingSettings) -> Calibration:
         seconds = budget.calibration_seconds

@@ -43,8 +43,8 @@ class Checkpoint:
 def save(checkpoint: Checkpoint, parent: Path, step: int, recipe: dict[str, Any]) -> Path:
     """Write a checkpoint as `parent/step-<step>`, the recipe beside its weights."""
     files = {
-        WEIGHTS: _pack(checkpoint.weights),
-        TENSORS: _pack(checkpoint.tensors),
+        WEIGHTS: _to_bytes(checkpoint.weights),
+        TENSORS: _to_bytes(checkpoint.tensors),
         VALUES: json_text(checkpoint.values).encode(),
         "recipe.json": json_text(recipe).encode(),
     }
@@ -157,7 +157,7 @@ def _offer(folder: Path) -> str:
     return "There is no other good checkpoint; start the run anew in another folder"
 
 
-def _pack(tensors: dict[str, Tensor]) -> bytes:
+def _to_bytes(tensors: dict[str, Tensor]) -> bytes:
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return safetensors.torch.save(plain)
 

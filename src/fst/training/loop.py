@@ -180,7 +180,7 @@ def resume(trainer: Trainer, folder: RunFolder, source: Path) -> None:
 
 def build_accelerator(settings: TrainingSettings, device: torch.device) -> Accelerator:
     """Devices, processes, precision and compilation, by Hugging Face Accelerate."""
-    # Accelerate remembers its first settings; a process may train several models, one by one.
+    # Accelerate caches its first settings; a process may train several models, one by one.
     AcceleratorState._reset_state()
     compiler = None
     if compiles(settings, device):

@@ -4,7 +4,7 @@ Gradients are copied into one vector, first those of Muon's matrices and then th
 parameters, and everything is computed there: a handful of operations, however many parameters there
 are. What changes from step to step (rates and Adam's bias corrections) is computed by the host and
 sent as a few numbers. So the same operations run in every step, on the same memory: on a GPU they
-are recorded as one CUDA graph and replayed.
+are captured as one CUDA graph and replayed.
 
 With rate η, decay λ, the norm ‖g‖ of the whole gradient and the count t of steps, Adam's part is
 
@@ -44,7 +44,7 @@ from fst.training.settings import TrainingError, TrainingSettings
 Exchange = Callable[[Tensor], object]
 
 BETAS = (0.9, 0.999)
-# Steps with the same parameters before one is recorded.
+# Steps with the same parameters before one is captured.
 EAGER_STEPS = 2
 # What PyTorch's optimisers call the state of a parameter.
 ADAM_NAMES, MUON_NAMES = ("exp_avg", "exp_avg_sq", "step"), ("momentum_buffer",)
@@ -200,7 +200,7 @@ class Optimizer:
     """Adam or Muon on groups of parameters, with a learning rate of their own each.
 
     A group is a dictionary with `params`, `lr`, `weight_decay` and `matrices`: whether Muon moves
-    them. Only `lr` may change later. Parameters without a gradient are left alone. With `record`,
+    them. Only `lr` may change later. Parameters without a gradient are left alone. With `capture`,
     steps on a GPU are replayed from the fourth on.
     """
 
@@ -211,14 +211,14 @@ class Optimizer:
         epsilon: float = 1e-8,
         momentum: float = 0.95,
         decoupled: bool = True,
-        record: bool = True,
+        capture: bool = True,
     ) -> None:
         self.param_groups = groups
         self.epsilon, self.momentum, self.decoupled = epsilon, momentum, decoupled
         self.parameters = [(group, each) for group in groups for each in group["params"]]
         if len({parameter.device for _, parameter in self.parameters}) > 1:
             raise ValueError("all parameters must be on one device")
-        self.record = record
+        self.capture = capture
         self._update: Update | None = None
         self._state: dict[int, dict[str, Tensor]] = {}  # of parameters outside the update
 
@@ -234,7 +234,7 @@ class Optimizer:
         if self._update is None or not self._update.fits(parameters):
             self._state = self.state_dict()["state"]
             self._update = Update(self, self._state)
-        return self._update.step(limit, exchange, record=self.record)
+        return self._update.step(limit, exchange, capture=self.capture)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if set_to_none:
@@ -337,7 +337,7 @@ class Update:
         return found
 
     @property
-    def recorded(self) -> bool:
+    def captured(self) -> bool:
         return self._replay is not None
 
     def fits(self, parameters: list[nn.Parameter]) -> bool:
@@ -345,7 +345,7 @@ class Update:
         return [(id(each), each.data_ptr()) for each in parameters] == self._known
 
     def step(
-        self, limit: float, exchange: Exchange | None = None, *, record: bool
+        self, limit: float, exchange: Exchange | None = None, *, capture: bool
     ) -> Float[Tensor, ""]:
         gradients = [each.grad for each in self._parameters if each.grad is not None]
         torch._foreach_copy_(self._gradients, [_real(gradient) for gradient in gradients])
@@ -359,8 +359,8 @@ class Update:
         if self._replay is not None:
             self._replay()
             increment_version(self._parameters)  # autograd does not see what a graph changes
-        elif record and self._gradient.is_cuda and self._eager_steps == EAGER_STEPS:
-            self._replay = self._recorded()
+        elif capture and self._gradient.is_cuda and self._eager_steps == EAGER_STEPS:
+            self._replay = self._captured()
         else:
             self._compute()
         self._eager_steps += 1
@@ -369,11 +369,11 @@ class Update:
     def _numbers(self, segment: Segment) -> tuple[float, float, float]:
         """What parameters are multiplied by, and the update; and Adam's √v, in float64."""
         rate, steps = segment.group["lr"], segment.steps
-        kept = 1 - rate * segment.group["weight_decay"] if self._optimizer.decoupled else 1.0
+        shrinkage = 1 - rate * segment.group["weight_decay"] if self._optimizer.decoupled else 1.0
         if segment.group["matrices"]:
-            return kept, rate, 1.0
+            return shrinkage, rate, 1.0
         first, second = (1 - beta**steps for beta in BETAS)
-        return kept, rate / first, 1 / math.sqrt(second)
+        return shrinkage, rate / first, 1 / math.sqrt(second)
 
     def _compute(self) -> None:
         """The whole step; it depends on nothing but the contents of tensors."""
@@ -410,23 +410,23 @@ class Update:
             root[segment.start - before : segment.end - before].mul_(number[2])
         torch.div(average, root.add_(self._optimizer.epsilon), out=out)
 
-    def _recorded(self) -> Callable[[], None] | None:
-        """Make this step, and record it for those that follow; None where that fails."""
+    def _captured(self) -> Callable[[], None] | None:
+        """Make this step, and capture it for those that follow; None where that fails."""
         device = self._gradient.device
-        here, beside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-        beside.wait_stream(here)
+        here, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+        side.wait_stream(here)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.cuda.stream(beside):
+        with torch.cuda.device(device), torch.cuda.stream(side):
             self._compute()  # libraries make their plans on this stream
             try:
                 # Other threads may go on with the GPU meanwhile.
-                with torch.cuda.graph(graph, stream=beside, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                     self._compute()
             except RuntimeError as error:
-                warnings.warn(f"the optimiser's step is not recorded: {error}", stacklevel=2)
+                warnings.warn(f"the optimiser's step is not captured: {error}", stacklevel=2)
                 return None
             finally:
-                here.wait_stream(beside)
+                here.wait_stream(side)
         return graph.replay
 
 

@@ -2,7 +2,7 @@
 
 Enters: `step`, which counts updates from 1, and `history`, the validation errors so far. Leaves:
 the factor that multiplies every base learning rate in update `step`, and, once update `step` is
-done, the reason to stop, if there is one. Nothing is remembered between calls, so a resumed run
+done, the reason to stop, if there is one. No state is kept between calls, so a resumed run
 follows the same schedule as an uninterrupted one.
 
 "The best error improves by less than p over w steps" reads, at a validation of step t,

@@ -115,7 +115,7 @@ class Batches:
     def at(self, step: int) -> Iterator[Any]:
         """This process's share of the batch of `step`, one part after the other."""
         if self.samples.streamed:
-            yield from self._read_ahead(step)
+            yield from self._prefetch(step)
             return
         settings, samples = self.settings, self.samples
         generator = self._generator.manual_seed(self._seed(step))
@@ -128,7 +128,7 @@ class Batches:
             drawn = (None if each is None else each[part] for each in (chosen, augmentation))
             yield samples.batch(rows[part], *drawn)
 
-    def _read_ahead(self, step: int) -> Iterator[Any]:
+    def _prefetch(self, step: int) -> Iterator[Any]:
         """The same plan for samples that are read in the background, some steps ahead."""
         if self._stream is None or step != self._next:  # the first step of a new or resumed run
             self.close()
@@ -254,7 +254,7 @@ class Trainer:
             self._update()
             return
         start = time.monotonic()
-        with explained(), _garbage_kept():
+        with explained(), _without_garbage_collection():
             self._update()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -450,7 +450,7 @@ def explained() -> Iterator[None]:
 
 
 @contextmanager
-def _garbage_kept() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Compilers make so many objects that a tenth of their time goes to looking for garbage."""
     before = gc.isenabled()
     gc.disable()
