@@ -9,9 +9,10 @@ from precision_examples import lower_precision
 
 def test_precision_is_put_back_after_a_failure():
     with lower_precision():
-        with pytest.raises(ZeroDivisionError), full_precision():
+        with full_precision():
             assert torch.get_float32_matmul_precision() == "highest"
             assert not torch.backends.cudnn.allow_tf32
+        with pytest.raises(ZeroDivisionError), full_precision():
             raise ZeroDivisionError
         assert torch.get_float32_matmul_precision() == "high"
         assert torch.backends.cudnn.allow_tf32

@@ -62,6 +62,7 @@ DAMAGE = {
     "width": lambda d: d["config"].__setitem__("width", 16.5),
     "extra fields found .surprise": lambda d: d["config"].__setitem__("surprise", 1),
     "coordinates": lambda d: d["config"].__setitem__("coordinates", "elsewhere"),
+    "width must be a multiple of heads, got 16 and 5 @": lambda d: d["config"].update(heads=5),
     "not a valid FunctionSpaceConfig": lambda d: d.__setitem__("config", 5),
     "weights do not fit": lambda d: d["config"].__setitem__("width", 32),
     "not a model description": lambda d: d.pop("model"),

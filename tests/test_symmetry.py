@@ -150,3 +150,33 @@ def test_the_last_axis_is_reversed_within_its_own_ends():
     points = torch.tensor([[[0.5, -1.0], [2.0, 0.0], [1.0, 3.0]]])
     expected = torch.tensor([[[0.5, 3.0], [2.0, 2.0], [1.0, -1.0]]])
     torch.testing.assert_close(SYMMETRIES["even-reflection"].positions(points, domain), expected)
+
+
+def test_a_mask_of_real_points_and_rounded_positions_change_nothing():
+    symmetry, domain = SYMMETRIES["even-reflection"], Domain.unit(2)
+    given = on_grid(2, (6, 6))
+    expected = symmetry.observations(given, domain)
+    assert not torch.equal(expected.values, given.values)
+    real = torch.ones(given.values.shape[:2], dtype=torch.bool)
+    masked = symmetry.observations(replace(given, mask=real), domain)
+    assert torch.equal(masked.positions, given.positions)
+    assert torch.equal(masked.values, expected.values)
+    noise = 1e-8 * torch.rand(given.positions.shape, generator=torch.Generator().manual_seed(3))
+    noisy = symmetry.observations(replace(given, positions=given.positions + noise), domain)
+    assert torch.equal(noisy.values, expected.values)
+
+
+def test_sensors_that_are_not_mapped_to_one_another_are_refused_by_deeponet():
+    config = DeepONetConfig(observations=13, branch=(16, 16), trunk=(16, 16))
+    model = build_model(replace(config, prediction_symmetry="even-reflection")).eval()
+    given = anywhere(1)
+    observations = Observations(given.positions.float(), given.values.float())
+    with pytest.raises(ValueError, match="must map the observed points to one another"):
+        model(observations)
+    model.train()(observations)  # training knows no symmetry
+
+
+def test_exchanged_axes_need_a_square_grid():
+    with pytest.raises(ValueError, match=r"as many points on both axes, got the grid \(5, 8\)"):
+        FNOConfig(grid=GRID, modes=(2, 4), prediction_symmetry="transpose")
+    FNOConfig(grid=(8, 8), modes=(2, 4), prediction_symmetry="transpose")

@@ -48,7 +48,8 @@ class DomainConfig(Config):
         super().__post_init__()
         domain = self.domain  # low and high are checked here, not when the model is built
         if self.prediction_symmetry != "none":
-            SYMMETRIES[self.prediction_symmetry].check(domain)
+            grid: tuple[int, ...] | None = getattr(self, "grid", None)
+            SYMMETRIES[self.prediction_symmetry].check(domain, grid)
 
     @property
     def domain(self) -> Domain:

@@ -55,12 +55,18 @@ def to_json(config: object) -> dict[str, Any]:
     return values
 
 
+def _reason(error: BaseException, kind: Any) -> str:
+    """What is wrong with a value: in the words of a class that refused it, where it did."""
+    refused = kind is None and type(error) is ValueError and str(error)
+    return str(error) if refused else cattrs.v.format_exception(error, kind)
+
+
 def from_json(data: object, kind: type[Config], source: str) -> Config:
     """A configuration from JSON values; `source` names their origin in errors."""
     try:
         return converter.structure(data, kind)
     except (cattrs.BaseValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
-        reasons = "; ".join(cattrs.transform_error(error, path=kind.__name__))
+        reasons = "; ".join(cattrs.transform_error(error, kind.__name__, _reason))
         raise PretrainedError(f"{source}: not a valid {kind.__name__}: {reasons}") from None
 
 

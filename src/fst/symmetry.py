@@ -28,13 +28,18 @@ class Symmetry:
     swap: bool = False
     sign: float = 1.0
 
-    def check(self, domain: Domain) -> None:
-        """Raise unless this maps the domain onto itself."""
+    def check(self, domain: Domain, grid: tuple[int, ...] | None = None) -> None:
+        """Raise unless this maps the domain onto itself, and the grid of a model that has one."""
         edges = set(zip(domain.low, domain.high, strict=True))
         if self.swap and (domain.axes != 2 or len(edges) > 1):
             raise ValueError(
                 f"prediction_symmetry 'transpose' needs two axes with the same ends, got the "
                 f"domain {domain.low} to {domain.high}"
+            )
+        if self.swap and grid is not None and len(set(grid)) > 1:
+            raise ValueError(
+                f"prediction_symmetry 'transpose' needs as many points on both axes, got the grid "
+                f"{grid}"
             )
 
     def positions(
@@ -56,11 +61,13 @@ class Symmetry:
         """
         before, values = observations.positions, self.sign * observations.values
         after = self.positions(before, domain)
-        if observations.mask is None:
-            old, new = _order(before), _order(after)
-            extent = before.new_tensor(domain.high) - before.new_tensor(domain.low)
-            distance = (_taken(before, old) - _taken(after, new)).abs() / extent
-            if bool((distance <= DOMAIN_TOLERANCE).all()):
+        if observations.mask is None or bool(observations.mask.all()):
+            tolerance = DOMAIN_TOLERANCE * (
+                before.new_tensor(domain.high) - before.new_tensor(domain.low)
+            )
+            old, new = _order(before, tolerance), _order(after, tolerance)
+            distance = (_taken(before, old) - _taken(after, new)).abs()
+            if bool((distance <= tolerance).all()):
                 back = old.argsort(dim=1)  # where each position comes in the order
                 values, after = _taken(_taken(values, new), back), before
         return replace(observations, positions=after, values=values)
@@ -73,13 +80,20 @@ SYMMETRIES: dict[SymmetryName, Symmetry] = {
 }
 
 
-def _order(positions: Float[Tensor, "b p s"]) -> Int[Tensor, "b p"]:
-    """By the first axis, where that is equal by the second, and so on."""
+def _order(positions: Float[Tensor, "b p s"], tolerance: Float[Tensor, " s"]) -> Int[Tensor, "b p"]:
+    """By the first axis, where that is equal to rounding by the second, and so on."""
     order = positions[..., -1].argsort(dim=1, stable=True)
     for axis in reversed(range(positions.shape[-1] - 1)):
-        ranked = positions[..., axis].gather(1, order)
+        ranked = _ranks(positions[..., axis], tolerance[axis]).gather(1, order)
         order = order.gather(1, ranked.argsort(dim=1, stable=True))
     return order
+
+
+def _ranks(numbers: Float[Tensor, "b p"], tolerance: Float[Tensor, ""]) -> Int[Tensor, "b p"]:
+    """From 0; numbers no farther apart than the tolerance share one."""
+    ascending, order = numbers.sort(dim=1)
+    steps = torch.nn.functional.pad(ascending.diff(dim=1) > tolerance, (1, 0))
+    return torch.empty_like(order).scatter_(1, order, steps.cumsum(dim=1))
 
 
 def _taken(points: Float[Tensor, "b p k"], order: Int[Tensor, "b p"]) -> Float[Tensor, "b p k"]:

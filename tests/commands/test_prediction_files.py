@@ -130,6 +130,7 @@ def test_a_run_knows_its_names_whatever_the_input(run):
         ("x,y,a", "x,y"),
         ("a,y,x", "y,x"),
         ('"a", y [m] ,x [m]', "\ufeffy [m],x"),
+        ("A,Y,X", "Y,X"),
         ("u,v,w", "u,v"),  # names that the run does not know
     ],
 )
@@ -138,7 +139,8 @@ def test_columns_of_a_table_are_found_by_name(run, observations, queries):
     plain = same_from_npz(run, [points], [values], asked)
     for name, header, table in (("o", observations, np.hstack([points, values])),
                                 ("q", queries, np.array(asked))):  # fmt: skip
-        table = table if "x" not in header or header[0] == "x" else table[:, ::-1]
+        known = header.casefold()
+        table = table if "x" not in known or known[0] == "x" else table[:, ::-1]
         np.savetxt(run / f"{name}.csv", table, delimiter=",", header=header, comments="",
                    encoding="utf-8")  # fmt: skip
     answer = predict(run, run / "o.csv", run / "q.csv", run / "out.npz")

@@ -95,6 +95,8 @@ def test_evaluation_points_are_fresh_in_training_and_fixed_otherwise(path, tmp_p
 def test_build_takes_overrides_and_names_what_it_does_not_know(path):
     assert fst.build("own/fst", width=24).config.width == 24
     config = fst.build("own/fst", fst.PointDataset(path), **SMALL).config
+    with pytest.raises(TypeError, match="own/images-fst takes images, and data are points"):
+        fst.build("own/images-fst", fst.PointDataset(path))
     assert (config.low, config.high) == (DOMAIN.low, DOMAIN.high)
     assert (config.value_channels, config.output_channels, config.condition_channels) == (2, 1, 1)
     with pytest.raises(TypeError, match="own/fst has no setting 'widht': did you mean width"):
@@ -193,8 +195,10 @@ def test_fit_finds_the_box_of_samples_and_can_be_quiet(capsys):
     assert capsys.readouterr().out == ""
     with pytest.raises(ValueError, match="recipe must be one of own/"):
         fst.fit(samples, recipe="burgers-single/fst")
-    with pytest.raises(ValueError, match="samples must have points of as many axes, got none"):
+    with pytest.raises(ValueError, match="samples must hold at least one PointSample, got none"):
         fst.fit([])
+    with pytest.raises(TypeError, match="samples must be Iterable, got 3"):
+        fst.fit(3)
 
 
 @pytest.mark.parametrize("given", [{"domain": DOMAIN}, {"splits": {"training": [0]}}])

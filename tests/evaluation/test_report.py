@@ -224,6 +224,7 @@ def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(DataError, match="no such run folder"):
         report([tmp_path / "nowhere"], tmp_path / "out")
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.json").write_text("{}")
     with pytest.raises(DataError, match="score it with: fst evaluate"):
         report([tmp_path / "run"], tmp_path / "out")
     with pytest.raises(ValueError, match="at least one run"):

@@ -28,6 +28,7 @@ from fst.evaluation.rows import (
     EvaluationError,
     GroupError,
     read_rows,
+    read_run,
     score_once,
     shortened,
     write_rows,
@@ -144,3 +145,15 @@ def test_rows_of_another_protocol_are_not_stored(tmp_path):
     with pytest.raises(ValueError, match="rows of protocol 'p'"):
         score_once(tmp_path, "p", lambda: ([made_row(protocol="q")], None))
     assert not (tmp_path / ROWS).exists()
+
+
+def test_a_folder_of_several_runs_is_named_as_such(tmp_path):
+    for name in ("seed1", "seed2"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "recipe.json").write_text("{}")
+    with pytest.raises(DataError, match="no recipe.json; it holds the runs seed1, seed2"):
+        read_run(tmp_path / "runs")
+    with pytest.raises(DataError, match="seed1: has no results yet; score it with: fst evaluate"):
+        read_run(tmp_path / "runs" / "seed1")
+    with pytest.raises(DataError, match="nowhere: there is no such run folder"):
+        read_run(tmp_path / "nowhere")

@@ -30,7 +30,7 @@ FACTS = TrainingFacts((0.1,), (2.0,), diffusion=0.05)
 SQUARE = Domain.unit(2)
 NAMES = [
     "mean of the training targets", "mean of the observations", "inverse-distance interpolation",
-    "initial condition held", "mean of the initial condition", "linear diffusion",
+    "initial condition held", "mean of the initial condition", "linear diffusion", "zero",
 ]  # fmt: skip
 
 
@@ -81,17 +81,18 @@ def test_every_grid_is_scored():
 def test_predictors_are_those_that_make_sense():
     several = TrainingFacts((0.1,), (2.0,))
     names = [row.model for row in trivial_rows(burgers_test(waves(3)), SETTINGS, ORIGIN, several)]
-    assert list(dict.fromkeys(names)) == NAMES[:5]  # several viscosities have no one diffusion
+    # Several viscosities have no one diffusion.
+    assert list(dict.fromkeys(names)) == [*NAMES[:5], "zero"]
     unknown = TrainingFacts((0.1, 0.2), (1.0, 1.0))  # not of these targets
     names = [row.model for row in trivial_rows(burgers_test(waves(3)), SETTINGS, ORIGIN, unknown)]
-    assert list(dict.fromkeys(names)) == NAMES[1:5]
+    assert list(dict.fromkeys(names)) == [*NAMES[1:5], "zero"]
     still = replace(SETTINGS, view=View(axis_names=("y", "x")))
     test = burgers_test(waves(3))
     names = [row.model for row in trivial_rows(test, still, ORIGIN, several)]
-    assert list(dict.fromkeys(names)) == NAMES[:3]
+    assert list(dict.fromkeys(names)) == [*NAMES[:3], "zero"]
     other = replace(test, values=(("a", ""),), targets=(("u", ""),))
     names = [row.model for row in trivial_rows(other, still, ORIGIN, several)]
-    assert set(names) == set(NAMES[:1])
+    assert set(names) == {NAMES[0], "zero"}
 
 
 def test_channels_are_matched_by_name():
@@ -129,9 +130,9 @@ def test_samples_with_the_same_points_share_their_distances(monkeypatch, size):
     interpolate = partial(inverse_distance, channels=(0,), domain=SQUARE)
     expected = interpolate(Observations(shared[0].clone(), values), shared[1].clone())
 
-    def counted(asked, given):
+    def counted(asked, given, **settings):
         measured.append(len(asked) * len(given))
-        return cdist(asked, given)
+        return cdist(asked, given, **settings)
 
     monkeypatch.setattr(torch, "cdist", counted)
     assert torch.equal(interpolate(Observations(shared[0], values), shared[1]), expected)
@@ -188,3 +189,17 @@ def test_between_observations_the_initial_condition_is_linear():
     expected = 3 * queries[..., 1:] - 1
     held = held_initial(Observations(positions, values), queries)
     torch.testing.assert_close(held, expected, atol=1e-5, rtol=0)
+
+
+def test_points_that_coincide_are_no_distance_apart():
+    # More points than PyTorch takes differences of by itself.
+    positions = torch.rand(1, 400, 2)
+    values = torch.randn(1, 400, 1)
+    given = Observations(positions, values)
+    found = inverse_distance(given, positions, (0,), SQUARE)
+    torch.testing.assert_close(found, values, atol=1e-6, rtol=1e-6)
+
+
+def test_zero_has_an_error_of_one():
+    rows = trivial_rows(burgers_test(waves(3)), SETTINGS, ORIGIN, FACTS)
+    assert {row.error for row in rows if row.model == "zero"} == {1.0}

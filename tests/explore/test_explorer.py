@@ -23,6 +23,8 @@ from explore_examples import (
     served,
     small_model,
 )
+from fst.base import build_model
+from fst.baselines import GridTransolverConfig
 from fst.cli import main
 from fst.commands.explore import make_explorer, make_explorers, problem_of, warm_up
 from fst.data import PointSample, burgers, darcy, write_points
@@ -247,6 +249,14 @@ def test_run_folders_and_saved_models_are_found(tmp_path: Path) -> None:
         make_explorer(str(run / "best"))
     named = make_explorer(str(run / "best"), "burgers-single/fst", device="cpu")
     assert named.describe()["kind"] == "burgers"
+
+
+def test_a_model_of_one_grid_has_no_page(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", "darcy/fst", DARCY)
+    model = build_model(GridTransolverConfig(grid=(4, 4), width=16, heads=2, layers=1, slices=4))
+    model.save_pretrained(run / "best")
+    with pytest.raises(ValueError, match="GridTransolver answers at those of one grid alone"):
+        make_explorer(str(run), device="cpu")
 
 
 def test_a_name_that_does_not_ship_has_a_clear_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,9 @@ def shrink_model(config: object) -> object:
                 **{"refinement_steps": 1, "points_from_anchors": 4, "points_from_sobol": 4},
             )
         case FNOConfig():
-            return replace(config, grid=GRID, width=8, layers=1, modes=(4, 6))
+            square = len({*config.grid}) == 1
+            grid = (16, 16) if square else GRID
+            return replace(config, grid=grid, width=8, layers=1, modes=(4, 6))
         case PerceiverIOConfig():
             return replace(config, width=16, heads=2, latents=8, layers=1, fourier_bands=4)
         case GridTransolverConfig() | TransolverConfig():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fst.baselines.shared import InputLinear, ModelOutput
 from fst.config import DomainConfig
 from fst.evaluation_points import PointDraws
-from fst.operators import Operator
+from fst.operators import Operator, Output
 from fst.types import Observations
 
 
@@ -74,6 +74,18 @@ class DeepONet(Operator):
         coefficients = self.branch(values.squeeze(-1))  # b k
         numbers = 3 * max(self.config.trunk)
         return ModelOutput(self.domain, self, coefficients, observations.positions, numbers)
+
+    def symmetrized(
+        self, output: Output, observations: Observations, draws: PointDraws | None
+    ) -> Output:
+        if self.symmetry is not None:
+            image = self.symmetry.observations(observations, self.domain)
+            if not torch.equal(image.positions, observations.positions):
+                raise ValueError(
+                    "prediction_symmetry must map the observed points to one another: DeepONet's "
+                    "branch never sees where values were observed"
+                )
+        return super().symmetrized(output, observations, draws)
 
     def decode(
         self, coefficients: Float[Tensor, "b k"], queries: Float[Tensor, "b q s"]

@@ -18,6 +18,7 @@ from fst.evaluation.rows import (
     Origin,
     Row,
     Scores,
+    not_a_run,
     read_origin,
     read_rows,
     score_once,
@@ -159,5 +160,5 @@ def read_recipe(run: Path) -> Recipe:
     path = run / "recipe.json"
     description = read_object(path)
     if not description:
-        raise TrainingError(f"{run} is no run folder: recipe.json cannot be read")
+        raise TrainingError(not_a_run(run))
     return recipe_from_json(description, str(path))

@@ -12,7 +12,7 @@ from fst.data.conversion import bounding_box
 from fst.recipes import find, own
 from fst.terminal import Terminal
 from fst.training.run_folder import RunFolder
-from fst.types import Domain
+from fst.types import Domain, check_argument
 
 
 def fit(
@@ -45,6 +45,9 @@ def fit(
                 )
             path = Path(samples)
         else:
+            check_argument("samples", samples, Iterable)
+            if isinstance(samples, list | tuple) and not samples:
+                raise ValueError("samples must hold at least one PointSample, got none")
             path = run.with_name(run.name + "-data") / "points.h5"
             if path.exists():
                 raise DataError(f"{path}: exists; remove it, or choose another out")

@@ -211,8 +211,14 @@ def _column_order(header: Sequence[str], labels: Sequence[Label | str]) -> list[
     names = _names(labels)
     plain = dict(zip(map(str, labels), names, strict=True))  # without units
     found = [plain.get(title.strip(), title.strip()) for title in header]
-    if found == names or not {*found} & {*names}:
+    if found == names:
         return [*range(len(names))]
+    if not {*found} & {*names}:
+        # X and Y are x and y.
+        folded, wanted = ([each.casefold() for each in listed] for listed in (found, names))
+        if sorted(folded) != sorted({*wanted}):
+            return [*range(len(names))]
+        return [folded.index(name) for name in wanted]
     missing = {name for name in names if name not in found and not UNNAMED.fullmatch(name)}
     if missing or len({*found}) != len(names):
         raise ValueError(f"the columns must be {', '.join(names)}, got {', '.join(found)}")

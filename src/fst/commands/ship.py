@@ -11,9 +11,11 @@ itself, or if they were so when they were scored. The test set is not scored aga
 
 import re
 import shutil
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from jinja2 import Environment
@@ -36,6 +38,8 @@ from fst.recipes.recipe import Recipe
 CARD = Environment(trim_blocks=True, keep_trailing_newline=True).from_string(
     Path(__file__).with_name("card.md").read_text()
 )
+# All that such a folder holds: nothing else is ever removed.
+LAYOUT = {"README.md", "config.json", "recipe.json", WEIGHTS, f"{RESULTS}/{ROWS}"}
 LARGEST_MOVE = 0.01
 """Of the validation error, relative to itself, that half precision may cost."""
 
@@ -73,8 +77,7 @@ def ship(
     folder = (out or pretrained.SHIPPED) / name
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise ValueError(f"name must be lower-case words joined by hyphens, got {name!r}")
-    if folder.exists() and not force:
-        raise ValueError(f"{folder} is there already, and nothing is overwritten (--force does)")
+    check_replaceable(folder, run, force)
     recipe, rows = comparable(read_recipe(run)), read_run(run).rows
     settings, best = recipe.evaluation, run / "best" / WEIGHTS
     if not isinstance(settings, EvaluationSettings):
@@ -96,23 +99,51 @@ def ship(
         rounding = measured(model.to(chosen), weights, half, validation, settings)
         stored, scored = half if rounding.chosen else weights, "in float32"
         words = rounding.words()
-    with file_errors(folder):
-        if folder.exists():
-            shutil.rmtree(folder)
-        pretrained.save(type(model).__name__, model.config, stored, folder)
-        (folder / RESULTS).mkdir()
-        for file in ("recipe.json", f"{RESULTS}/{ROWS}"):
-            shutil.copy(run / file, folder / file)
-    small = (folder / WEIGHTS).stat().st_size / 1e6
-    large = 4 * sum(value.numel() for value in weights.values()) / 1e6
-    lines["Weights"] = f"{words}; {small:.1f} MB, in float32 {large:.1f} MB"
     grid = "x".join(map(str, rows[-1].grid)) if rows[-1].grid else "FILE"
     tables = filter(None, (error_table(rows), group_table(rows)))
     scores = "\n".join(table.markdown() for table in tables)
-    known = {"name": name, "grid": grid, "lines": lines, "limits": recipe.data.limits}
-    write_text(folder / "README.md", CARD.render(scored=scored, scores=scores, **known))
+    known: dict[str, Any] = {
+        "name": name,
+        "grid": grid,
+        "lines": lines,
+        "limits": recipe.data.limits,
+    }
+    known |= {"scored": scored, "scores": scores, "own": recipe.data.own}
+    with file_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Complete before the old one goes.
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as temporary:
+            made = Path(temporary, "made")
+            pretrained.save(type(model).__name__, model.config, stored, made)
+            (made / RESULTS).mkdir()
+            for file in ("recipe.json", f"{RESULTS}/{ROWS}"):
+                shutil.copy(run / file, made / file)
+            small = (made / WEIGHTS).stat().st_size / 1e6
+            large = (
+                4 * sum(each.numel() * (1 + each.is_complex()) for each in weights.values()) / 1e6
+            )
+            lines["Weights"] = f"{words}; {small:.1f} MB, in float32 {large:.1f} MB"
+            write_text(made / "README.md", CARD.render(**known))
+            if folder.exists():
+                folder.rename(Path(temporary, "before"))
+            made.rename(folder)
     console.print(f"{words}.")
     console.print(f"{folder}: {small:.1f} MB of weights, in float32 {large:.1f} MB")
+
+
+def check_replaceable(folder: Path, run: Path, force: bool) -> None:
+    """Raise unless `folder` is free or, with `force`, holds shipped weights and nothing else."""
+    ours, theirs = folder.resolve(), run.resolve()
+    if ours == theirs or ours in theirs.parents or theirs in ours.parents:
+        raise ValueError(f"{folder} and the run {run} must lie apart: choose another name or --out")
+    if not folder.exists():
+        return
+    if not force:
+        raise ValueError(f"{folder} is there already, and nothing is overwritten (--force does)")
+    held = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    others = sorted(set(held) - LAYOUT) if folder.is_dir() else [folder.name]
+    if others:
+        raise ValueError(f"{folder} holds more than shipped weights ({others[0]}): not replaced")
 
 
 def measured(
@@ -144,6 +175,8 @@ def halved(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def command_line(words: list[str]) -> str:
     """The command of a run, as one would type it; folders of one machine by their names alone."""
+    if len(words) < 2:
+        return "fst.fit"  # of a script
     return " ".join(["fst", *(Path(w).name if Path(w).is_absolute() else w for w in words[1:])])
 
 
@@ -160,12 +193,14 @@ def card_lines(run: Path, recipe: Recipe, row: Row) -> dict[str, str]:
     )
     described = (type(recipe.data).__doc__ or "").partition("\n")[0]
     fields = pretrained.to_json(recipe.data)
-    data = ", ".join(f"{key} {value}" for key, value in fields.items() if key != "kind")
+    own = recipe.data.own
+    shown = [f"{key} {fields[key]}" for key in fields if key not in {"kind", "file"}]
+    origin = f"File: {row.data};" if own else "Generated by fst unless a file was given:"
     return {
         "Model": f"{row.model}, {row.parameters:,} parameters",
         "Recipe": f"`{row.recipe}`, seed {row.seed}; all of it in `recipe.json`",
         "Command": f"`{command_line(list(environment.get('command') or []))}`",
-        "Data": f"{described} Generated by fst unless a file was given: {data}",
+        "Data": f"{described} {origin} {', '.join(shown)}",
         "Training": f"{before}{row.training.steps:,} steps, {seconds:,.0f} s of updates "
         f"(compilation, validation and saving: {row.training.seconds - seconds:,.0f} s more); "
         f"weights of step {summary['selected_step']:,}, "

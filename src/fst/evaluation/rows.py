@@ -336,13 +336,22 @@ class Run:
     curves: Curves
 
 
+def not_a_run(folder: Path) -> str:
+    """What is wrong with a folder without a recipe, in words."""
+    if not folder.is_dir():
+        return f"{folder}: there is no such run folder"
+    runs = [path.parent.name for path in sorted(folder.glob("*/recipe.json"))]
+    inside = f"; it holds the runs {', '.join(runs)}" if runs else ""
+    return f"{folder} is no run folder: it has no recipe.json{inside}"
+
+
 def read_run(folder: Path) -> Run:
     """The rows, fields and curves of a run that `fst evaluate` has scored."""
     results = folder / RESULTS
-    if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such run folder")
     if not (results / ROWS).is_file():
-        raise DataError(f"{folder}: has no results yet; score it with: fst evaluate {folder}")
+        unscored = f"{folder}: has no results yet; score it with: fst evaluate {folder}"
+        is_run = (folder / "recipe.json").is_file()
+        raise DataError(unscored if is_run else not_a_run(folder))
     saved = results / FIELDS
     return Run(
         folder.resolve().name,

@@ -1,6 +1,6 @@
 """Predictors without parameters, which any model must beat, and what to say of a model beside them.
 
-Of any data: the mean of the training targets and, where the observations are of the target's
+Of any data: zero, the mean of the training targets and, where the observations are of the target's
 quantities, their mean and their interpolation. Of solutions on a grid that begins with time: the
 initial condition held, û(t, x) = u(0, x); its mean, which Burgers conserves and ends at; and linear
 diffusion, u_t = (ν/π) u_xx from the initial condition.
@@ -70,7 +70,10 @@ def inverse_distance(
     batch = torch.arange(len(queries), device=queries.device)[:, None, None]
 
     def interpolated(part: Float[Tensor, "#b p s"]) -> Float[Tensor, "b p c"]:
-        distances = torch.cdist(part, positions)  # b p n
+        # By differences: the expanded square would give points that coincide a distance.
+        distances = torch.cdist(
+            part, positions, compute_mode="donot_use_mm_for_euclid_dist"
+        )  # b p n
         if given.mask is not None:
             distances = distances.masked_fill(~given.mask[:, None], torch.inf)
         nearest, which = distances.topk(min(NEAREST, distances.shape[2]), largest=False)
@@ -156,6 +159,7 @@ def predictors(
             found["mean of the initial condition"] = mean_initial
         if initial and facts.diffusion is not None:
             found["linear diffusion"] = partial(linear_diffusion, diffusion=facts.diffusion)
+    found["zero"] = partial(constant, values=(0.0,) * test.samples.output_channels)
     # Given observations, each becomes a function of queries.
     return {name: partial(partial, predict) for name, predict in found.items()}
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fst.base import Model, build_model
+from fst.config import DomainConfig
 from fst.data.dataset import PointDataset
 from fst.recipes import ablation, burgers, darcy, demo, fast, images, own
 from fst.recipes.recipe import Recipe
@@ -106,5 +107,7 @@ def build(name: str, data: PointDataset | None = None, **overrides: Any) -> Mode
         hint = did_you_mean(unknown[0], known).strip() or f"there are {', '.join(known)}"
         raise TypeError(f"{name} has no setting {unknown[0]!r}: {hint}")
     if data is not None:
+        if not isinstance(config, DomainConfig):
+            raise TypeError(f"{name} takes images, and data are points")
         overrides = data.decided(config) | overrides
     return build_model(replace(config, **overrides))
