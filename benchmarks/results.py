@@ -231,8 +231,8 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
     tried = read_lines(results / "pdebench" / "rows.jsonl")
     parts = [
         "# Results\n\nWritten by `benchmarks/results.py` from the rows under `results/`. Errors "
-        "are the mean relative L2 on the test set, on its full grid, scored once for each line: the "
-        "same weights have several where their predictions were set up differently. The "
+        "are the mean relative L2 on the test set, on its full grid, scored once for each line. "
+        "The same weights have several lines where their predictions were set up differently. The "
         "published data sets were not available to us: all data were generated here from the same "
         "distributions. The paper's numbers come from its own data and its own, longer training.\n"
     ]

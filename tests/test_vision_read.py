@@ -101,7 +101,7 @@ def test_any_head_size(width, heads):
     attention = attention_with((3, 7), 0.1, width, heads)
     inputs = inputs_of(attention)
     memory = patch_keys_values(attention, inputs[1], None, inputs[2], PackedWeights())
-    assert memory.memory.shape[-1] % 8 == 0
+    assert memory.keys_values.shape[-1] % 8 == 0
     expected = attend_in_full(attention, *inputs)
     torch.testing.assert_close(attend(attention, *inputs), expected, rtol=0, atol=1e-12)
 
