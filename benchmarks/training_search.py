@@ -8,6 +8,7 @@ A trial changes fields of a recipe: of its training settings by their own names,
 schedule. `optimizer=soap` is that of `soap.py`, whose bases turn every `soap_frequency` steps (10).
 `band_decay=p` and `value_scale=c` change first weights alone: those that read band k of the Fourier
 features fall by k^-p, and those that read observed values are c times as large.
+`first_order=True` gives FST's decoder the blend of `first_order.py`.
 The number of steps follows from the time, unless a trial says `steps=N`: the rate is measured
 during the warm-up, which is the same for any number, for a few seconds at most. Compilation and
 validation are not counted.
@@ -36,6 +37,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from first_order import first_order
 from soap import Soap
 
 from fst.anchors import GapTokens
@@ -79,6 +81,7 @@ class Course:
     soap_frequency: int = 10
     band_decay: float = 0.0
     value_scale: float = 1.0
+    first_order: bool = False
 
 
 @torch.no_grad()
@@ -272,6 +275,8 @@ def main() -> None:
                 model = command.prepare_model(recipe, training.samples)
                 if (course.band_decay, course.value_scale) != (0.0, 1.0):
                     rescale(model, course)
+                if course.first_order:
+                    first_order(model)
                 trainer = Trainer(
                     model, training.samples, validation.samples, recipe.training,
                     build_accelerator(recipe.training, device),
