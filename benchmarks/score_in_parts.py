@@ -5,9 +5,10 @@
 
 RUN is a run folder with `recipe.json` and `best/`. Only the test trajectories are solved, each one
 to the digits that `fst data burgers` would store. Batches, evaluation points and errors are those
-of `fst evaluate`. Errors are kept as they come, in RUN/parts, so that an interrupted part goes on.
-Once all are there, the second form writes RUN/results/rows.json, with the rows of the trivial
-predictors from an earlier scoring on the same data.
+of `fst evaluate`. Errors are kept as they come, in RUN/parts, under a fingerprint of weights and
+settings, so that an interrupted part goes on. Once all are there, the second form writes
+RUN/results/rows.json, with the rows of the trivial predictors from an earlier scoring on the same
+data.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import json
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +66,10 @@ def described(run: Path) -> tuple[BurgersData, EvaluationSettings, Origin]:
         raise SystemExit(f"{run}: only operators on Burgers data are scored in parts")
     if settings.grids != (data.grid,) or settings.neighbors:
         raise SystemExit(f"{run}: evaluation must name the grid {data.grid} alone, no neighbors")
-    protocol = settings.fingerprint((run / "best" / WEIGHTS).read_bytes(), data)
+    weights = (run / "best" / WEIGHTS).read_bytes()
+    protocol = settings.fingerprint(weights, data, recipe.model)
+    if Operator.from_pretrained(run / "best").config != recipe.model:
+        raise SystemExit(f"{run}: best/config.json and the model of recipe.json differ")
     origin = Origin(
         run=run.resolve().name,
         recipe=recipe.name,
@@ -81,21 +86,28 @@ def batches_of(data: BurgersData, settings: EvaluationSettings) -> list[list[tup
     return [rows[at : at + settings.batch_size] for at in range(0, len(rows), settings.batch_size)]
 
 
-def kept_file(run: Path, part: int, parts: int) -> Path:
-    return run / "parts" / f"{part}-of-{parts}.jsonl"
+def part_file(run: Path, part: int, parts: int, protocol: str) -> Path:
+    return run / "parts" / f"{part}-of-{parts}-{protocol}.jsonl"
 
 
-def read_kept(path: Path) -> dict[int, dict[str, list[float]]]:
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return {found["batch"]: found for found in map(json.loads, lines)}
+def read_part(path: Path) -> dict[int, dict[str, Any]]:
+    """The batches in a file, without a last line that was cut off."""
+    if not path.is_file():
+        return {}
+    whole = path.read_text().rpartition("\n")[0]
+    return {found["batch"]: found for found in map(json.loads, whole.splitlines())}
 
 
 def score(run: Path, part: int, parts: int) -> None:
     """Every `parts`-th batch, from the `part`-th on."""
-    data, settings, _ = described(run)
-    model, path = Operator.from_pretrained(run / "best"), kept_file(run, part, parts)
-    batches, known = batches_of(data, settings), read_kept(path)
+    data, settings, origin = described(run)
+    model, path = (
+        Operator.from_pretrained(run / "best"),
+        part_file(run, part, parts, origin.protocol),
+    )
+    batches, known = batches_of(data, settings), read_part(path)
     path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(found) + "\n" for found in known.values()))
     with measuring(model), path.open("a") as file, progress_bar(Terminal()) as progress:
         drawn = zip(batches, batch_draws(model, settings), strict=False)
         numbered = islice(enumerate(drawn), part, None, parts)
@@ -117,8 +129,8 @@ def score(run: Path, part: int, parts: int) -> None:
 def finish(run: Path, parts: int, trivial: Path) -> list[Row]:
     """The rows of a run whose parts are complete."""
     data, settings, origin = described(run)
-    kept = [read_kept(kept_file(run, part, parts)) for part in range(parts)]
-    known = {number: found for each in kept for number, found in each.items()}
+    files = [part_file(run, part, parts, origin.protocol) for part in range(parts)]
+    known = {number: found for file in files for number, found in read_part(file).items()}
     batches = batches_of(data, settings)
     if missing := set(range(len(batches))) - set(known):
         raise SystemExit(f"{run}: {len(missing)} of {len(batches)} batches are not scored yet")
@@ -132,6 +144,10 @@ def finish(run: Path, parts: int, trivial: Path) -> list[Row]:
     groups = tuple(f"{nu:g}" for nu, _ in test_rows(data))
     test = TestSplit(samples, groups, values=data.value_names, targets=data.target_names)
     others = [row for row in read_rows(trivial) if row.trivial]
+    if {(row.task, row.grid, row.samples) for row in others} != {
+        (origin.task, data.grid, data.test)
+    }:
+        raise SystemExit(f"{trivial}: these rows are of another task, grid or number of samples")
     std = [channel.std or 0.0 for channel in others[0].channels]
     parameters = parameter_count(Operator.from_pretrained(run / "best"))
     rows = make_rows([measurement], test, settings, origin, parameters, std)

@@ -153,6 +153,7 @@ def ship(
         run: Folder of a run that fst evaluate has scored.
         name: The name for fst.from_pretrained, such as burgers-single.
         out: Folder of all shipped weights; where this copy of fst looks for them if not given.
+        data: The data, where they have moved; not read for weights that were scored in float16.
         force: Replace weights of this name.
     """
 

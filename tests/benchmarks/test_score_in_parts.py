@@ -44,9 +44,11 @@ def test_the_parts_have_the_rows_of_the_whole(parts, run, tmp_path, capsys):
     with pytest.raises(SystemExit, match="1 of 3 batches are not scored yet"):
         parts.main([str(again), "--trivial", trivial])
     parts.main([str(again), "--part", "1"])
-    kept = (again / "parts" / "1-of-2.jsonl").read_text()
+    (file,) = (again / "parts").glob("1-of-2-*.jsonl")
+    kept = file.read_text()
+    file.write_text(kept + kept[:20])  # the next batch was cut off
     parts.main([str(again), "--part", "1"])  # nothing is scored twice
-    assert (again / "parts" / "1-of-2.jsonl").read_text() == kept
+    assert file.read_text() == kept
     parts.main([str(again), "--trivial", trivial])
     assert "on 5 test samples" in capsys.readouterr().out
     found, expected = read_rows(again / RESULTS / ROWS), read_rows(run / RESULTS / ROWS)
@@ -57,6 +59,22 @@ def test_the_parts_have_the_rows_of_the_whole(parts, run, tmp_path, capsys):
     (channel,), (known,) = found[0].channels, expected[0].channels
     assert (channel.rmse, channel.std) == pytest.approx((known.rmse, known.std), rel=1e-5)
     assert found[0].protocol == expected[0].protocol
+
+
+def test_parts_of_other_settings_are_not_mixed(parts, run, tmp_path):
+    again = tmp_path / "run"
+    shutil.copytree(run, again, ignore=shutil.ignore_patterns(RESULTS))
+    parts.main([str(again), "--part", "0"])
+    for file in (again / "recipe.json", again / "best" / "config.json"):
+        text = file.read_text()
+        assert '"prediction_symmetry": "odd-reflection"' in text
+        file.write_text(text.replace("odd-reflection", "even-reflection"))
+        if file.name == "recipe.json":
+            with pytest.raises(SystemExit, match="recipe.json differ"):
+                parts.main([str(again), "--part", "1"])
+    parts.main([str(again), "--part", "1"])
+    with pytest.raises(SystemExit, match="2 of 3 batches are not scored yet"):
+        parts.main([str(again), "--trivial", str(run / RESULTS / ROWS)])
 
 
 def test_what_is_not_scored_in_parts_is_named(parts, run, tmp_path, capsys):

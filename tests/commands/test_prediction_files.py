@@ -131,6 +131,8 @@ def test_a_run_knows_its_names_whatever_the_input(run):
         ("a,y,x", "y,x"),
         ('"a", y [m] ,x [m]', "\ufeffy [m],x"),
         ("A,Y,X", "Y,X"),
+        ('"A",Y [M],x [m]', "Y [m],X"),
+        ("a,y,X", "y,X"),
         ("u,v,w", "u,v"),  # names that the run does not know
     ],
 )
@@ -155,8 +157,9 @@ def test_columns_of_which_some_are_known_are_refused(run, header):
         predict(run, run / "o.npz", run / "q.csv", run / "out.npz")
 
 
-def test_values_without_names_may_be_called_anything(tmp_path):
-    (tmp_path / "o.csv").write_text("T,y,p,x\n1,2,3,4\n")
+@pytest.mark.parametrize("header", ["T,y,p,x", "T,Y,p,X"])
+def test_values_without_names_may_be_called_anything(tmp_path, header):
+    (tmp_path / "o.csv").write_text(f"{header}\n1,2,3,4\n")
     given = _read(tmp_path / "o.csv", 2, 2, Labels(["x", "y"], ["values 0", "values 1"]))
     assert given.positions.tolist() == [[[4, 2]]]
     assert given.values.tolist() == [[[1, 3]]]
@@ -220,3 +223,10 @@ def test_names_are_needed_to_read_a_mesh(given):
     pytest.importorskip("meshio")
     with pytest.raises(DataError, match=r"in\.vtu: only a run folder knows the names"):
         predict(given / "model", given / "in.vtu", "3x3", given / "out.csv")
+
+
+def test_names_that_differ_in_capitals_alone_stay_apart(tmp_path):
+    (tmp_path / "o.csv").write_text("T,t,x\n1,2,3\n")
+    given = _read(tmp_path / "o.csv", 2, 1, Labels(["x", "t"], ["T"]))
+    assert given.positions.tolist() == [[[3, 2]]]
+    assert given.values.tolist() == [[[1]]]

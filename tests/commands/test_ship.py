@@ -162,8 +162,17 @@ def test_no_folder_of_something_else_is_replaced(run, shipped, tmp_path, capsys)
     (precious / "chapter.tex").write_text("text")
     words = ["ship", run, "--name", "thesis", "--out", tmp_path / "own", "--force"]
     assert fst_command(*words) == USER_ERROR
-    assert "thesis holds more than shipped weights (chapter.tex)" in capsys.readouterr().err
+    assert "thesis does not hold shipped weights alone (" in capsys.readouterr().err
     assert (precious / "chapter.tex").read_text() == "text"
+    (precious / "chapter.tex").rename(precious / "README.md")
+    assert fst_command(*words) == USER_ERROR
+    assert (precious / "README.md").read_text() == "text"
+    other = tmp_path / "other"
+    shutil.copytree(run / "best", other / "best")
+    words = ["ship", run, "--name", "best", "--out", other, "--force"]
+    assert fst_command(*words) == USER_ERROR
+    assert "best does not hold shipped weights alone (" in capsys.readouterr().err
+    assert (other / "best" / "model.safetensors").is_file()
     before = sorted(path for path in run.rglob("*"))
     assert fst_command("ship", run, "--name", "run", "--out", run.parent, "--force") == USER_ERROR
     assert fst_command("ship", run, "--name", "best", "--out", run, "--force") == USER_ERROR

@@ -162,14 +162,14 @@ def test_settings_are_checked():
 
 
 def test_the_fingerprint_is_of_weights_and_protocol():
-    data = ImageData(image_size=(8, 8), resize=9)
-    same = SETTINGS.fingerprint(b"weights", data)
+    data, model = ImageData(image_size=(8, 8), resize=9), ImageClassifierConfig(("cat", "dog"))
+    same = SETTINGS.fingerprint(b"weights", data, model)
     shown = replace(SETTINGS, pictures=9, paper_errors=(0.1, 0.2))
-    assert shown.fingerprint(b"weights", data) == same
+    assert shown.fingerprint(b"weights", data, model) == same
     others = [
-        SETTINGS.fingerprint(b"other", data),
-        SETTINGS.fingerprint(b"weights", replace(data, resize=10)),
-        replace(SETTINGS, batch_size=5).fingerprint(b"weights", data),
+        SETTINGS.fingerprint(b"other", data, model),
+        SETTINGS.fingerprint(b"weights", replace(data, resize=10), model),
+        replace(SETTINGS, batch_size=5).fingerprint(b"weights", data, model),
     ]
     assert len({same, *others}) == 4
 

@@ -30,6 +30,7 @@ from fst.evaluation.protocol import (
 )
 from fst.types import Domain
 from precision_examples import lower_precision
+from small import small_config
 
 
 def restated(model, test, settings, grid, neighbors=None):
@@ -216,17 +217,21 @@ def test_a_row_says_where_it_came_from():
 
 
 def test_the_fingerprint_knows_weights_and_settings_but_not_the_papers_numbers():
-    data = BurgersData()
-    first = SETTINGS.fingerprint(b"weights", data)
-    assert replace(SETTINGS, paper_errors=(0.1, 0.2)).fingerprint(b"weights", data) == first
+    data, model = BurgersData(), small_config()
+    first = SETTINGS.fingerprint(b"weights", data, model)
+    assert replace(SETTINGS, paper_errors=(0.1, 0.2)).fingerprint(b"weights", data, model) == first
     others = {
-        SETTINGS.fingerprint(b"other", data),
-        replace(SETTINGS, sobol_seed=1).fingerprint(b"weights", data),
-        replace(SETTINGS, grids=(GRID,)).fingerprint(b"weights", data),
-        replace(SETTINGS, neighbors=(1,)).fingerprint(b"weights", data),
+        SETTINGS.fingerprint(b"other", data, model),
+        replace(SETTINGS, sobol_seed=1).fingerprint(b"weights", data, model),
+        replace(SETTINGS, grids=(GRID,)).fingerprint(b"weights", data, model),
+        replace(SETTINGS, neighbors=(1,)).fingerprint(b"weights", data, model),
+        SETTINGS.fingerprint(b"weights", data, replace(model, prediction_points="all-anchors")),
+        SETTINGS.fingerprint(
+            b"weights", data, replace(model, prediction_symmetry="odd-reflection")
+        ),
         first,
     }
-    assert len(others) == 5
+    assert len(others) == 7
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_a_model_of_one_grid_has_no_page(tmp_path: Path) -> None:
     run = save_run(tmp_path / "run", "darcy/fst", DARCY)
     model = build_model(GridTransolverConfig(grid=(4, 4), width=16, heads=2, layers=1, slices=4))
     model.save_pretrained(run / "best")
-    with pytest.raises(ValueError, match="GridTransolver answers at those of one grid alone"):
+    with pytest.raises(ValueError, match=r"GridTransolver answers on one of \(4, 4\) alone"):
         make_explorer(str(run), device="cpu")
 
 

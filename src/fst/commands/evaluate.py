@@ -67,7 +67,8 @@ def evaluate(
     if not (best / WEIGHTS).is_file():
         raise PretrainedError(f"{run} has no trained weights yet: best/{WEIGHTS} is missing")
     weights = (best / WEIGHTS).read_bytes()
-    protocol, settings = recipe.evaluation.fingerprint(weights, recipe.data), recipe.evaluation
+    settings = recipe.evaluation
+    protocol = settings.fingerprint(weights, recipe.data, recipe.model)
     if data is not None and not again:
         check_not_scored(run, data)
     origin = Origin(

@@ -82,13 +82,13 @@ def make_explorer(
             "such as --recipe burgers-single/fst"
         )
     trained = read_recipe(folder) if recipe is None else find(recipe)
-    model = load_model(run)
-    if hasattr(model.config, "grid"):
+    model, problem = load_model(run), problem_of(trained, folder, data)
+    if getattr(model.config, "grid", problem.grids[-1]) != problem.grids[-1]:
         raise ValueError(
-            f"fst explore asks at points of its own, and {type(model).__name__} answers at those "
-            "of one grid alone: fst report shows its predictions"
+            f"fst explore asks on a grid of {problem.grids[-1]} points here, and "
+            f"{type(model).__name__} answers on one of {model.config.grid} alone: fst report shows "
+            "its predictions"
         )
-    problem = problem_of(trained, folder, data)
     # Half the time, so that a drawn input is answered at once.
     model.config = replace(model.config, prediction_symmetry="none")
     chosen = parse_device(device)

@@ -206,19 +206,16 @@ def _read_csv(path: Path, axes: int, channels: int, labels: Labels | None) -> Gi
 def _column_order(header: Sequence[str], labels: Sequence[Label | str]) -> list[int]:
     """Where a table has the columns of a run; as they come where it has none of their names.
 
-    Values that the run has no names for may be called anything.
+    Capitals count where they alone tell names apart. Values that the run has no names for may be
+    called anything.
     """
     names = _names(labels)
-    plain = dict(zip(map(str, labels), names, strict=True))  # without units
-    found = [plain.get(title.strip(), title.strip()) for title in header]
-    if found == names:
+    spelled = str if len({name.casefold() for name in names}) < len(names) else str.casefold
+    names = [spelled(name) for name in names]
+    plain = dict(zip([spelled(str(label)) for label in labels], names, strict=True))  # no units
+    found = [plain.get(title, title) for title in (spelled(title.strip()) for title in header)]
+    if found == names or not {*found} & {*names}:
         return [*range(len(names))]
-    if not {*found} & {*names}:
-        # X and Y are x and y.
-        folded, wanted = ([each.casefold() for each in listed] for listed in (found, names))
-        if sorted(folded) != sorted({*wanted}):
-            return [*range(len(names))]
-        return [folded.index(name) for name in wanted]
     missing = {name for name in names if name not in found and not UNNAMED.fullmatch(name)}
     if missing or len({*found}) != len(names):
         raise ValueError(f"the columns must be {', '.join(names)}, got {', '.join(found)}")

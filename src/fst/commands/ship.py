@@ -84,7 +84,7 @@ def ship(
         raise ValueError(f"only operators are shipped, {run} holds a classifier")
     if not best.is_file():
         raise ValueError(f"{run} has no weights: best/{WEIGHTS} is missing")
-    if rows[0].protocol != settings.fingerprint(best.read_bytes(), recipe.data):
+    if rows[0].protocol != settings.fingerprint(best.read_bytes(), recipe.data, recipe.model):
         raise ValueError(f"{run}: best/{WEIGHTS} are not the weights that were scored")
     lines = card_lines(run, recipe, rows[0])
 
@@ -124,9 +124,15 @@ def ship(
             )
             lines["Weights"] = f"{words}; {small:.1f} MB, in float32 {large:.1f} MB"
             write_text(made / "README.md", CARD.render(**known))
+            before = Path(temporary, "before")
             if folder.exists():
-                folder.rename(Path(temporary, "before"))
-            made.rename(folder)
+                folder.rename(before)
+            try:
+                made.rename(folder)
+            except OSError:
+                if before.exists():
+                    before.rename(folder)
+                raise
     console.print(f"{words}.")
     console.print(f"{folder}: {small:.1f} MB of weights, in float32 {large:.1f} MB")
 
@@ -141,9 +147,11 @@ def check_replaceable(folder: Path, run: Path, force: bool) -> None:
     if not force:
         raise ValueError(f"{folder} is there already, and nothing is overwritten (--force does)")
     held = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    others = sorted(set(held) - LAYOUT) if folder.is_dir() else [folder.name]
-    if others:
-        raise ValueError(f"{folder} holds more than shipped weights ({others[0]}): not replaced")
+    if not folder.is_dir() or (held and set(held) != LAYOUT):
+        others = sorted(set(held) ^ LAYOUT)[:1] or [folder.name]
+        raise ValueError(
+            f"{folder} does not hold shipped weights alone ({others[0]}): not replaced"
+        )
 
 
 def measured(

@@ -14,7 +14,7 @@ import platform
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, Literal, Self
@@ -106,9 +106,16 @@ class TestProtocol(ABC):
         """A validation error in words, beside the trivial predictors on the same samples."""
         return f"Validation error: {error:.5f}."
 
-    def fingerprint(self, weights: bytes, data: DataSource) -> str:
-        """Identifies the weights scored and what was asked of them, in a few characters."""
+    def fingerprint(self, weights: bytes, data: DataSource, model: Any) -> str:
+        """Identifies the weights scored and what was asked of them, in a few characters.
+
+        Of the model's configuration what changes predictions and no weights counts, where it is
+        not as always.
+        """
         asked = to_json(self) | self.about_data(data)
+        for each in fields(model):
+            if each.name.startswith("prediction_") and getattr(model, each.name) != each.default:
+                asked[each.name] = getattr(model, each.name)
         for name in self.shown:
             del asked[name]
         text = json.dumps(asked, sort_keys=True).encode()
