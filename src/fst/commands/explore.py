@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import cast
@@ -89,8 +89,9 @@ def make_explorer(
             f"{type(model).__name__} answers on one of {model.config.grid} alone: fst report shows "
             "its predictions"
         )
-    # Half the time, so that a drawn input is answered at once.
-    model.config = replace(model.config, prediction_symmetry="none")
+    # Without what makes predictions better and slower: a drawn input is answered at once.
+    plain = {e.name: e.default for e in fields(model.config) if e.name.startswith("prediction_")}
+    model.config = replace(model.config, **plain)
     chosen = parse_device(device)
     threads = (threads or torch.get_num_threads()) if chosen.type == "cpu" else 1
     return Explorer(model.to(chosen), problem, folder.resolve().name, threads)
