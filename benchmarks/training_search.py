@@ -8,7 +8,8 @@ A trial changes fields of a recipe: of its training settings by their own names,
 schedule. `optimizer=soap` is that of `soap.py`, whose bases turn every `soap_frequency` steps (10).
 `band_decay=p` and `value_scale=c` change first weights alone: those that read band k of the Fourier
 features fall by k^-p, and those that read observed values are c times as large.
-`first_order=True` gives FST's decoder the blend of `first_order.py`.
+`first_order=moments` (or `stencil`) gives FST's decoder a blend of `first_order.py`; `row_beta=b`
+and `polar=True` are the variants of Muon of `muon_variants.py`.
 The number of steps follows from the time, unless a trial says `steps=N`: the rate is measured
 during the warm-up, which is the same for any number, for a few seconds at most. Compilation and
 validation are not counted.
@@ -35,9 +36,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
+from unittest.mock import patch
 
 import torch
 from first_order import first_order
+from muon_variants import variant
 from soap import Soap
 
 from fst.anchors import GapTokens
@@ -51,6 +54,7 @@ from fst.operators import Operator
 from fst.recipes import find, fitted
 from fst.recipes.recipe import Recipe
 from fst.terminal import Terminal
+from fst.training import optimizer
 from fst.training.budget import release
 from fst.training.loop import build_accelerator
 from fst.training.run_folder import git_state
@@ -81,7 +85,9 @@ class Course:
     soap_frequency: int = 10
     band_decay: float = 0.0
     value_scale: float = 1.0
-    first_order: bool = False
+    first_order: str | bool = False
+    row_beta: float | None = None
+    polar: bool = False
 
 
 @torch.no_grad()
@@ -276,7 +282,7 @@ def main() -> None:
                 if (course.band_decay, course.value_scale) != (0.0, 1.0):
                     rescale(model, course)
                 if course.first_order:
-                    first_order(model)
+                    first_order(model, stencil=course.first_order == "stencil")
                 trainer = Trainer(
                     model, training.samples, validation.samples, recipe.training,
                     build_accelerator(recipe.training, device),
@@ -287,7 +293,9 @@ def main() -> None:
                         groups, frequency=course.soap_frequency, epsilon=epsilon
                     )
                 turns = arguments.turns and Turns(arguments.turns)
-                row |= train(trainer, arguments.seconds, course, turns)
+                orthogonalizer = variant(course.row_beta, course.polar)
+                with patch.object(optimizer, "Orthogonalizer", orthogonalizer):
+                    row |= train(trainer, arguments.seconds, course, turns)
                 trainer.batches.close()
                 del trainer
             except Exception as error:

@@ -34,9 +34,23 @@ def test_without_moments_it_is_equation_1(module: ModuleType) -> None:
     blend = module.FirstOrderBlend(3, 2).double()
     with torch.no_grad():
         blend.join.weight[:, 3:] = 0
+    stencil = module.StencilBlend(3, 2).double()
+    stencil.join = blend.join
     for neighbors in (None, 2):
         expected = Blend()(*given(), neighbors)
         torch.testing.assert_close(blend(*given(), neighbors), expected)
+        torch.testing.assert_close(stencil(*given(), neighbors), expected)
+
+
+def test_a_stencil_has_the_blends_differences(module: ModuleType) -> None:
+    points, anchors, scales, features = given()
+    blend = module.StencilBlend(3, 2).double()
+    with torch.no_grad():
+        blend.join.weight.zero_()
+        blend.join.weight[:, 6:] = torch.eye(3)  # the difference along the second axis
+    step = torch.stack((torch.zeros(2).double(), scales[..., 1].mean(dim=1)), dim=-1)[:, None]
+    after, before = (Blend()(points + s * step, anchors, scales, features) for s in (1, -1))
+    torch.testing.assert_close(blend(points, anchors, scales, features), (after - before) / 2)
 
 
 def test_a_moment_is_the_scaled_derivative_of_the_blend_weights_logarithm(
@@ -64,13 +78,14 @@ def test_a_moment_is_the_scaled_derivative_of_the_blend_weights_logarithm(
         torch.testing.assert_close(slope[..., 0], expected)
 
 
-def test_a_model_decodes_with_it(module: ModuleType) -> None:
+@pytest.mark.parametrize("stencil", [False, True])
+def test_a_model_decodes_with_it(module: ModuleType, stencil: bool) -> None:
     model = small_model(small_config())
     generator = torch.Generator().manual_seed(1)
     points = torch.rand(2, 13, 2, generator=generator).double()
     observations = Observations(points, points[..., :1])
     before = model(observations)(points)
-    module.first_order(model.float())
+    module.first_order(model.float(), stencil)
     model.double()
     field = model(observations)
     assert (field(points) - before).abs().max() > 1e-4
