@@ -5,6 +5,7 @@
 
 RESULTS/records.json                          scored runs (--add)
 RESULTS/comparisons/NAME/comparison.json      models on equal terms (`fst compare`)
+RESULTS/comparisons/NAME/recipes/MODEL.json   the recipes that it trained
 RESULTS/ablations/rows.jsonl                  benchmarks/ablations.py
 RESULTS/evaluation-points/rows.jsonl          benchmarks/evaluation_points.py
 RESULTS/pdebench/rows.jsonl                   benchmarks/pdebench_check.py
@@ -43,11 +44,14 @@ from fst.evaluation.rows import (
 )
 from fst.evaluation.tables import Table, unique
 from fst.io import read_object, write_list, write_text
-from fst.recipes import ablation
+from fst.recipes import ablation, find
 from fst.terminal import markdown
 
 BEGIN, END = "<!-- written by benchmarks/results.py -->", "<!-- end of results -->"
 COMMIT = 10  # characters of it that are shown
+# A run within this factor of another's time has had as much.
+SAME_TIME = 1.25
+CHANGED = "other settings"
 Values = dict[str, Any]
 Columns = dict[str, Callable[[Values], str]]
 
@@ -156,10 +160,22 @@ def settings(recipe: Values) -> str:
     return ", ".join(parts)
 
 
+def has_changed(recipe: str, trained: str | None) -> bool:
+    """Whether a recipe has other settings today than those that a run was trained with."""
+    return trained is not None and settings(find(recipe).to_json()) != trained
+
+
 def _recipe(record: Values) -> str:
     """The recipe of a record; with the name of the file where a user's own data were trained on."""
     data = record.get("data")
     return f"{record['recipe']} on {data.split()[0]}" if data else str(record["recipe"])
+
+
+def _recipe_then(record: Values) -> str:
+    """The same, and whether it is as it was. A user's own data decide a recipe's settings."""
+    own = record.get("data") or "own/" in record["recipe"]
+    changed = not own and has_changed(record["recipe"], record.get("settings"))
+    return f"{_recipe(record)}, {CHANGED}" if changed else _recipe(record)
 
 
 def finest(rows: tuple[Row, ...]) -> Row:
@@ -247,7 +263,8 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
         )
     for title, those in (("Equal time", timed), ("Equal steps", counted)):
         for name, each in those.items():
-            parts.append(f"## {title}: {each.task}\n\n{_comparison(name, each)}")
+            trained = trained_with(results / "comparisons" / name, each)
+            parts.append(f"## {title}: {each.task}\n\n{_comparison(name, each, trained)}")
     if ablations:
         parts.append(
             "## The paper's ablations\n\nSingle-viscosity Burgers with the fast recipe, its last "
@@ -288,7 +305,7 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
 def short(results: Path, comparisons: dict[str, Comparison]) -> str:
     """Each recipe with the mean over its seeds, and the comparisons at equal time.
 
-    Runs that another of their task has beaten in no more time are on the page alone.
+    Runs that another of their task has beaten in about the same time are on the page alone.
     """
     same = ("recipe", "settings", "steps", "hardware")
     runs = grouped(_records(results), lambda each: tuple(each.get(name) for name in same))
@@ -299,13 +316,16 @@ def short(results: Path, comparisons: dict[str, Comparison]) -> str:
     kept = [
         each
         for each in scored
-        if not any(o[0] == each[0] and o[1] <= each[1] and o[2] < each[2] for o in scored)
+        if not any(
+            other[0] == each[0] and other[1] <= SAME_TIME * each[1] and other[2] < each[2]
+            for other in scored
+        )
     ]
     table = _table(
         "",
         [those for *_, those in sorted(kept, key=lambda each: each[:2])],
         {
-            "Recipe": lambda those: _recipe(those[0]),
+            "Recipe": lambda those: _recipe_then(those[0]),
             "Hardware": lambda those: those[0]["hardware"],
             "Steps": lambda those: f"{those[0]['steps']:,}",
             "Seconds": lambda those: _mean(each["seconds"] for each in those),
@@ -316,7 +336,7 @@ def short(results: Path, comparisons: dict[str, Comparison]) -> str:
         words=2,
     )
     text = table.markdown() if runs else ""
-    for comparison in comparisons.values():
+    for name, comparison in comparisons.items():
         if _by_steps(comparison):
             continue
         found = {
@@ -324,9 +344,24 @@ def short(results: Path, comparisons: dict[str, Comparison]) -> str:
             for title, those in _by_title(comparison.results, "scores").items()
         }
         ranked = ", ".join(f"{t} {_error(e)}" for t, e in sorted(found.items(), key=lambda i: i[1]))
-        words = f"{markdown(comparison.task)}, {comparison.budget} for each model"
+        trained = trained_with(results / "comparisons" / name, comparison)
+        task = comparison.task
+        changed = any(has_changed(f"{task}/{model}", trained[model]) for model in trained)
+        words = f"{markdown(task)}, {comparison.budget} for each model"
+        words += f" ({CHANGED})" if changed else ""
         text += f"\n{words}: {ranked}.\n"
+    if CHANGED in text:
+        text += f"\n*{CHANGED.capitalize()}*: the recipe has changed since the run.\n"
     return text or "Nothing has been kept yet.\n"
+
+
+def trained_with(folder: Path, comparison: Comparison) -> dict[str, str]:
+    """The settings of the models of a comparison, where it keeps their recipes."""
+    found = {}
+    for result in comparison.results:
+        if recipe := read_object(folder / "recipes" / f"{result.model}.json"):
+            found[result.model] = settings(recipe)
+    return found
 
 
 def _average(those: Sequence[Values], name: str) -> float:
@@ -351,13 +386,15 @@ def record_table(records: Sequence[Values]) -> Table:
     return _table("Scored runs", ordered, columns, words=3)
 
 
-def _comparison(name: str, comparison: Comparison) -> str:
+def _comparison(name: str, comparison: Comparison, trained: Mapping[str, str]) -> str:
     figure = ""
     if _curves(comparison.results):
         figure = f"![Validation error over seconds of updates]({figure_name(name)})\n\n"
     seeds = unique(result.seed for result in comparison.results)
+    titles = {result.model: result.title for result in comparison.results}
     notes = [
         *comparison.notes,
+        *(f"{titles[model]}: {words}." for model, words in trained.items()),
         f"Seeds: {', '.join(map(str, seeds))}. Commits: "
         f"{', '.join(each[:COMMIT] for each in comparison.commits) or 'not recorded'}.",
     ]

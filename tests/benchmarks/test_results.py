@@ -122,8 +122,10 @@ def test_the_page_says_what_the_rows_say(module, results, tmp_path):
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_the_short_form_leaves_out_what_was_beaten_in_no_more_time(module, results, tmp_path):
-    beaten = RECORD | {"run": "b", "steps": 9000, "seconds": 90.0, "error": 0.021}
+def test_the_short_form_leaves_out_what_was_beaten_in_about_the_same_time(
+    module, results, tmp_path
+):
+    beaten = RECORD | {"run": "b", "steps": 9000, "seconds": 85.0, "error": 0.0195}
     longer = RECORD | {"run": "c", "steps": 6000, "seconds": 91.0, "error": 0.019}
     fewer = longer | {"run": "e", "settings": "muon 0.001, 512 points", "error": 0.0195}
     other = RECORD | {"run": "d", "steps": 9500, "seconds": 99.0, "task": "darcy", "error": 0.9}
@@ -134,6 +136,26 @@ def test_the_short_form_leaves_out_what_was_beaten_in_no_more_time(module, resul
     assert ["3,000" in lines[0], "6,000" in lines[1], "9,500" in lines[2]] == [True] * 3
     assert len(lines) == 3
     assert " 9,000 " in out.read_text()
+
+
+def test_settings_that_a_recipe_no_longer_has_are_told(module, results, tmp_path):
+    name, now = RECORD["recipe"], module.find(RECORD["recipe"]).to_json()
+    assert not module.has_changed(name, module.settings(now))
+    then = now | {"training": now["training"] | {"batch_size": 7}}
+    assert module.has_changed(name, module.settings(then))
+    readme, page = tmp_path / "README.md", tmp_path / "page.md"
+    for recipe, told in ((now, False), (then, True)):
+        record = RECORD | {"settings": module.settings(recipe)}
+        (results / "records.json").write_text(json.dumps([record]))
+        recipes = results / "comparisons" / "two-minutes" / "recipes"
+        recipes.mkdir(exist_ok=True)
+        (recipes / "fst.json").write_text(json.dumps(recipe))
+        module.write_results(results, page, readme)
+        assert f"- FST: {module.settings(recipe)}." in page.read_text()
+        short = readme.read_text()
+        assert (f"| {name}, other settings |" in short) is told
+        assert ("2 minutes for each model (other settings): FST" in short) is told
+        assert ("the recipe has changed" in short) is told
 
 
 def test_ablations_stand_beside_the_papers(module, results):

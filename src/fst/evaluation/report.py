@@ -54,7 +54,10 @@ GENERATED = (
 )
 GENERATED_AND_PAPER = "For that reason small differences from the paper mean little."
 SEEDS = "Each line is one training run with one random seed; the spread between seeds is not known."
-SELECTED = "The weights were selected by validation error, and the test set was scored once."
+SELECTED = (
+    "The weights were selected by validation error. The test set is scored once, unless somebody "
+    "asks for it again."
+)
 SAMPLES = (
     "Samples that are not called best, median or worst were chosen by their position in the test "
     "set, before any prediction."
