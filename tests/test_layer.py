@@ -45,12 +45,12 @@ def test_the_read_is_equation_2():
     torch.testing.assert_close(read(z, context), expected)
 
 
-@pytest.mark.parametrize("condition", [0, 3])
-def test_the_update_is_equations_3_to_5(condition):
+@pytest.mark.parametrize(("condition", "uniform"), [(0, 7), (3, 7), (3, 0)])
+def test_the_update_is_equations_3_to_5(condition, uniform):
     layer = build(condition)
     tokens, z, anchors, given = some_inputs(condition)
     context, update = layer.precompute(tokens, None, anchors, given), layer.update
-    points = Points(torch.tensor([4, 1, 1]), torch.rand(7, 2, dtype=torch.float64))
+    points = Points(torch.tensor([4, 1, 1]), torch.rand(uniform, 2, dtype=torch.float64))
 
     # All evaluation points in one: the sampled anchors' positions, then the others.
     sampled = anchors.positions[:, points.anchor_indices]

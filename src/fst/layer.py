@@ -80,11 +80,13 @@ class EvaluateMixWrite(nn.Module):
         at_anchors = self.evaluate(
             context.at_anchors.to(z.dtype) @ z, self.fourier(positions), condition
         )  # b m d
-        uniform = points.uniform.unsqueeze(0)  # 1 u s
-        elsewhere = self.evaluate(
-            self.blend(uniform, positions, scales, z), self.fourier(uniform), condition
-        )  # b u d
-        e = torch.cat((at_anchors[:, points.anchor_indices], elsewhere), dim=1)  # b e d
+        e = at_anchors[:, points.anchor_indices]
+        if len(points.uniform):
+            uniform = points.uniform.unsqueeze(0)  # 1 u s
+            elsewhere = self.evaluate(
+                self.blend(uniform, positions, scales, z), self.fourier(uniform), condition
+            )  # b u d
+            e = torch.cat((e, elsewhere), dim=1)  # b e d
         # Equation 4: the evaluation points attend to each other.
         e = e + self.mix.attend_to_self(self.norm_e(e))
         e = e + self.mix_feed(self.norm_g(e))

@@ -138,11 +138,12 @@ class TestHalfPrecision:
         agree(stirred(layer), run, torch.randn(2, 6, 16), torch.randn(2, 7, 16))
 
     @pytest.mark.parametrize("condition", [0, 3])
-    @pytest.mark.parametrize("most", [2048, 3])
-    def test_evaluating_mixing_and_writing_back(self, monkeypatch, condition, most):
-        """With the anchor-to-anchor weights stored, or not, when there are too many anchors."""
+    @pytest.mark.parametrize(("most", "count"), [(2048, 5), (3, 5), (2048, 0)])
+    def test_evaluating_mixing_and_writing_back(self, monkeypatch, condition, most, count):
+        """With the anchor-to-anchor weights stored, or not, when there are too many anchors; and
+        with no evaluation points but at anchors."""
         monkeypatch.setattr(modules, "MOST_ANCHORS", most)
-        indices, uniform = torch.tensor([4, 1, 1]), torch.rand(5, 2)
+        indices, uniform = torch.tensor([4, 1, 1]), torch.rand(count, 2)
         given = torch.randn(2, condition) if condition else None
 
         def run(update, z, positions, scales, *rest):

@@ -506,13 +506,13 @@ class FusedEvaluateMixWrite(EvaluateMixWrite):
         anchors, evaluate = context.anchors, self.evaluate
         at_anchors = point_mlp(evaluate, blend_at_anchors(z), term, packed)  # b m d
 
-        uniform = points.uniform.unsqueeze(0)  # 1 u s
-        term = term_at(evaluate, self.fourier, uniform, context.condition, packed)
-        scales = anchors.refinement_length_scales
-        blended = self.blend(uniform, anchors.positions, scales, z)
-        elsewhere = point_mlp(evaluate, blended, term, packed)  # b u d
-        chosen, at_anchors = rows_and_tokens(at_anchors, points.anchor_indices)
-        e = torch.cat((chosen, elsewhere), dim=1)  # b e d
+        e, at_anchors = rows_and_tokens(at_anchors, points.anchor_indices)
+        if len(points.uniform):
+            uniform = points.uniform.unsqueeze(0)  # 1 u s
+            term = term_at(evaluate, self.fourier, uniform, context.condition, packed)
+            scales = anchors.refinement_length_scales
+            blended = self.blend(uniform, anchors.positions, scales, z)
+            e = torch.cat((e, point_mlp(evaluate, blended, term, packed)), dim=1)  # b e d
 
         mix, write, size = self.mix, self.write, aligned(self.mix.head_size)
         all_three = mix.query, mix.key, mix.value
