@@ -9,7 +9,8 @@ schedule. `optimizer=soap` is that of `soap.py`, whose bases turn every `soap_fr
 `band_decay=p` and `value_scale=c` change first weights alone: those that read band k of the Fourier
 features fall by k^-p, and those that read observed values are c times as large.
 `first_order=moments` (or `stencil`) gives FST's decoder a blend of `first_order.py`; `row_beta=b`
-and `polar=True` are the variants of Muon of `muon_variants.py`.
+and `polar=True` are the variants of Muon of `muon_variants.py`. `stratified=True` draws one target
+from each of as many equal parts of the grid, in place of targets that know nothing of each other.
 The number of steps follows from the time, unless a trial says `steps=N`: the rate is measured
 during the warm-up, which is the same for any number, for a few seconds at most. Compilation and
 validation are not counted.
@@ -40,12 +41,15 @@ from unittest.mock import patch
 
 import torch
 from first_order import first_order
+from jaxtyping import Int
 from muon_variants import variant
 from soap import Soap
+from torch import Tensor
 
 from fst.anchors import GapTokens
 from fst.baselines import PerceiverIO
 from fst.commands import train as command
+from fst.data import samples
 from fst.data.samples import Samples
 from fst.evaluation.protocol import measuring
 from fst.field import Field
@@ -88,6 +92,7 @@ class Course:
     first_order: str | bool = False
     row_beta: float | None = None
     polar: bool = False
+    stratified: bool = False
 
 
 @torch.no_grad()
@@ -133,6 +138,20 @@ def changed(recipe: Recipe, trial: str, seed: int) -> tuple[Recipe, Course, bool
         for name, values in changes.items()
     }
     return dataclasses.replace(recipe, **parts), course, soap
+
+
+def stratified(
+    solutions: int, count: int, total: int, generator: torch.Generator
+) -> Int[Tensor, "b k"]:
+    """As `random_subsets`, one index from each of `count` consecutive parts of all indices.
+
+    The parts begin at a random index, so that every index is as likely as any other.
+    """
+    device = generator.device
+    ends = torch.arange(count + 1, device=device) * total // count
+    where = torch.rand(solutions, count, generator=generator, device=device)
+    start = torch.randint(total, (solutions, 1), generator=generator, device=device)
+    return (start + ends[:-1] + (where * ends.diff()).long()) % total
 
 
 def schedule(warmup: int, steps: int, shape: str) -> Schedule:
@@ -181,14 +200,14 @@ def locked(file: TextIO, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
 def errors(trainer: Trainer) -> dict[str, float]:
     """Of operators the median of the validation errors; for FST the mean from the nearest anchors,
     and how far anchors move with the input."""
-    model, samples = trainer.selected, trainer.validation
+    model, validation = trainer.selected, trainer.validation
     if not isinstance(model, Operator):
         return {}
-    assert isinstance(samples, Samples)
+    assert isinstance(validation, Samples)
     every, nearest, positions = [], [], []
     with measuring(model):
-        for rows in torch.arange(len(samples), device=samples.device).split(8):
-            batch = samples.batch(rows)
+        for rows in torch.arange(len(validation), device=validation.device).split(8):
+            batch = validation.batch(rows)
             output = model(batch.observations)
             every += relative_l2(output(batch.queries), batch.targets, batch.mask).tolist()
             if isinstance(output, Field):
@@ -294,7 +313,11 @@ def main() -> None:
                     )
                 turns = arguments.turns and Turns(arguments.turns)
                 orthogonalizer = variant(course.row_beta, course.polar)
-                with patch.object(optimizer, "Orthogonalizer", orthogonalizer):
+                draw = stratified if course.stratified else samples.random_subsets
+                with (
+                    patch.object(optimizer, "Orthogonalizer", orthogonalizer),
+                    patch.object(samples, "random_subsets", draw),
+                ):
                     row |= train(trainer, arguments.seconds, course, turns)
                 trainer.batches.close()
                 del trainer

@@ -29,3 +29,22 @@ def test_masked_targets_count_neither_above_nor_below_the_line():
 def test_labels_of_another_number_are_refused(error):
     with pytest.raises(ValueError, match=r"labels must have the shape \(3,\)"):
         error(torch.rand(3, 4), torch.tensor([1]))
+
+
+@pytest.mark.parametrize("error", [relative_l2, squared_relative_l2])
+@pytest.mark.parametrize("shape", [(3, 5), (3, 2, 8, 8)])
+def test_other_ranks_are_refused(error, shape):
+    with pytest.raises(ValueError, match=r"target must have shape \(b q c\), got \(3, "):
+        error(torch.ones(shape), torch.ones(shape))
+
+
+def test_an_exact_prediction_has_a_gradient_of_zero():
+    target = torch.ones(3, 4, 1)
+    prediction = target + torch.tensor([0.0, 1.0, torch.nan]).view(3, 1, 1)
+    prediction.requires_grad_()
+    errors = relative_l2(prediction, target)
+    assert errors[:2].tolist() == [0.0, 1.0]
+    assert errors[2].isnan()
+    errors[:2].sum().backward()
+    assert (prediction.grad[0] == 0).all()
+    torch.testing.assert_close(prediction.grad[1].norm(), torch.tensor(0.5))

@@ -339,3 +339,9 @@ def test_autocast_keeps_coordinates_in_float32():
     assert values.dtype == torch.float32
     exact = model(observations).anchors.positions
     torch.testing.assert_close(field.anchors.positions, exact, rtol=0, atol=1e-6)
+
+
+def test_statistics_of_a_condition_without_a_logarithm_are_refused():
+    model = small_model(small_config(condition_channels=1, log_condition=True))
+    with pytest.raises(ValueError, match="condition must be positive: this model takes its log"):
+        model.standardize_condition(torch.tensor([[1.0], [0.0]]))

@@ -186,3 +186,23 @@ def test_shipped_weights_load_and_answer(name, tmp_path, monkeypatch):
     field = model(fst.Observations(positions, torch.ones(1, 50, 1), condition))
     assert field(torch.rand(1, 7, 2)).isfinite().all()
     assert field(torch.rand(1, 7, 2), neighbors=16).isfinite().all()
+
+
+def test_a_model_in_float64_comes_back_as_it_was(tmp_path):
+    model = small_model()
+    model.save_pretrained(tmp_path)
+    loaded, observations, queries = (
+        fst.from_pretrained(tmp_path),
+        some_observations(model),
+        some_queries(model),
+    )
+    assert torch.equal(loaded(observations)(queries), model(observations)(queries))
+
+
+def test_a_configuration_that_cannot_be_written_leaves_the_saved_model_alone(saved):
+    model, folder = saved
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    object.__setattr__(model.config, "low", (torch.zeros(()), 0.0))
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        model.save_pretrained(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

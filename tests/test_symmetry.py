@@ -180,3 +180,11 @@ def test_exchanged_axes_need_a_square_grid():
     with pytest.raises(ValueError, match=r"as many points on both axes, got the grid \(5, 8\)"):
         FNOConfig(grid=GRID, modes=(2, 4), prediction_symmetry="transpose")
     FNOConfig(grid=(8, 8), modes=(2, 4), prediction_symmetry="transpose")
+
+
+def test_a_model_with_a_symmetry_can_be_compiled():
+    model = small_model(small_config(prediction_symmetry="odd-reflection", refinement_steps=1))
+    observations, queries = anywhere(2), asked(2)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager")
+        torch.testing.assert_close(compiled(observations)(queries), model(observations)(queries))

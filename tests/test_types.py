@@ -1,5 +1,8 @@
 """Bad input: one clear error that names the argument."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -259,3 +262,25 @@ def test_length_scales_that_would_become_nan_are_refused():
         scales[0, 2, 1] = wrong
         with pytest.raises(ValueError, match=f"length_scales {message}"):
             check_length_scales(scales, points, anchors)
+
+
+def unchecked(kind: type, **given: object) -> object:
+    """As users make one: annotations are checked in tests alone."""
+    made = object.__new__(kind)
+    for name, value in given.items():
+        object.__setattr__(made, name, value)
+    made.__post_init__()
+    return made
+
+
+def test_numbers_of_numpy_become_pythons():
+    edges = np.array([[-3.0, 10.0], [5.0, 10.5]], np.float32)
+    domain = unchecked(Domain, low=tuple(edges[0]), high=edges[1].tolist())
+    assert domain == Domain((-3.0, 10.0), (5.0, 10.5))
+    wanted = small_config(low=(-3.0, 10.0), high=(5.0, 10.5))
+    given = vars(wanted) | {"low": tuple(edges[0]), "high": tuple(edges[1])}
+    config = unchecked(FunctionSpaceConfig, **given | {"width": np.int64(16), "heads": np.int8(2)})
+    assert config == wanted
+    json.dumps(vars(config))
+    with pytest.raises(TypeError, match=r"width must be a whole number, got 16\.0"):
+        unchecked(FunctionSpaceConfig, **given | {"width": np.float32(16)})

@@ -87,6 +87,8 @@ class Model(nn.Module, ABC):
         except (RuntimeError, MemoryError, ImportError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise pretrained.PretrainedError(f"{folder}: cannot be built: {reason}") from error
+        if any(tensor.dtype == torch.float64 for tensor in weights.values()):
+            model.double()
         model.load_state_dict(weights)
         return model.eval()
 

@@ -69,7 +69,7 @@ def _copies(tensors: Given) -> Given:
     return tuple(each if each is None else each.clone() for each in tensors)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CUDAGraphField(Field):
     """A field whose values at queries, where they come in one piece, are captured as well."""
 

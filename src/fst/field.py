@@ -61,7 +61,8 @@ class Decoder(nn.Module):
         return queries_at_once(queries, batch * (4 * anchors + 12 * width))
 
 
-@dataclass(frozen=True)
+# Each is equal to itself alone: PyTorch's compiler asks for the hash of one that is half made.
+@dataclass(frozen=True, eq=False)
 class Field(Output):
     """Anchors and their refined features: refine once, ask any number of times."""
 
@@ -111,7 +112,7 @@ class Field(Output):
         return SymmetricField(**own, own=self, image=image, symmetry=symmetry)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SymmetricField(Field):
     """The mean of a field and of the field of the observations' image, mapped back.
 

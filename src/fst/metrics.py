@@ -35,6 +35,8 @@ def _squares(
     mask: Bool[Tensor, "b q"] | None,
 ) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b q"]]:
     """Of the difference and of the target at every point; zero at padding."""
+    if target.ndim != 3:
+        raise ValueError(f"target must have shape (b q c), got {tuple(target.shape)}")
     if prediction.shape != target.shape:  # they would be broadcast
         raise ValueError(
             f"prediction must have the shape of target, {tuple(target.shape)}, "
@@ -59,7 +61,10 @@ def relative_l2(
     mask: Bool[Tensor, "b q"] | None = None,
 ) -> Float[Tensor, " b"]:
     """‖prediction - target‖ / ‖target‖ for each solution; the paper reports its mean."""
-    return squared_relative_l2(prediction, target, mask).sqrt()
+    squared = squared_relative_l2(prediction, target, mask)
+    # A gradient of zero where the error is zero: that of the root is infinite there.
+    exact = squared == 0
+    return squared.masked_fill(exact, 1.0).sqrt().where(~exact, squared)
 
 
 def label_ranks(scores: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> Int[Tensor, " b"]:

@@ -75,7 +75,8 @@ class FunctionSpaceTransformer(Operator):
             spread = condition.unsqueeze(1).expand(-1, observed.shape[1], -1)
             observed = torch.cat((observed, spread), dim=-1)
         anchors = self.predict_anchors(observed, mask)
-        features = self.initial_position(self.fourier(anchors.positions))  # b m d
+        embedded = self.fourier(anchors.positions).to(tokens.dtype)
+        features = self.initial_position(embedded)  # b m d
         if condition is not None:
             features = features + self.initial_condition(condition).unsqueeze(1)
         context = self.layer.precompute(tokens, mask, anchors, condition)

@@ -84,18 +84,23 @@ class ConditionChannels(nn.Module):
 
     def fit(self, conditions: Float[Tensor, "n c"]) -> None:
         """Take the statistics of the conditions of the training data."""
+        self.check_logarithm(conditions)
         transformed = self.prepare(conditions.double())
         std = transformed.std(dim=0, correction=0)
         # One and the same condition everywhere: nothing to divide by.
         self.standardize.set(transformed.mean(dim=0), std.where(std > 0, 1.0))
 
-    def check(self, condition: Float[Tensor, "b c"]) -> None:
+    def check_logarithm(self, condition: Float[Tensor, "b c"]) -> None:
         """Raise unless a condition whose logarithm is taken has one."""
         if self.logarithm and not bool((condition > 0).all()):
             raise ValueError(
                 "condition must be positive: this model takes its logarithm, "
                 f"got {condition.min().item()}"
             )
+
+    def check(self, condition: Float[Tensor, "b c"]) -> None:
+        """Raise where a condition has no logarithm, or is far from those of the training data."""
+        self.check_logarithm(condition)
         self.standardize.check("condition", self.prepare(condition))
 
     def forward(self, condition: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:

@@ -88,12 +88,12 @@ def check_sizes(config: object, source: str) -> None:
 
 def save(name: str, config: object, weights: dict[str, Tensor], folder: Path) -> None:
     """Write a model's weights and configuration into `folder`, which is made if missing."""
-    folder.mkdir(parents=True, exist_ok=True)
+    description = json_text({"model": name, "config": to_json(config)}).encode()
     plain = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
     data = safetensors.torch.save(plain, metadata={DIGEST: digest(plain)})
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / WEIGHTS, data)
-    description = {"model": name, "config": to_json(config)}
-    write_atomically(folder / CONFIG, json_text(description).encode())
+    write_atomically(folder / CONFIG, description)
 
 
 def digest(weights: dict[str, Tensor]) -> str:

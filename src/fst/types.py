@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -41,11 +42,21 @@ def check_argument(name: str, value: object, kind: Any, least: int | None = None
 
 
 def check_fields(record: Any, **least: int) -> None:
-    """Raise unless every field of a dataclass is what its annotation says, and at least so much."""
+    """Raise unless every field of a dataclass is what its annotation says, and at least so much.
+
+    NumPy's numbers become Python's own, which can be written as JSON.
+    """
     hints = get_type_hints(type(record))
     for field in fields(record):
-        value = getattr(record, field.name)
+        value = _plain(getattr(record, field.name))
         check_argument(field.name, value, hints[field.name], least.get(field.name))
+        object.__setattr__(record, field.name, value)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    return tuple(map(_plain, value)) if type(value) is tuple else value
 
 
 def _is_kind(value: object, kind: Any) -> bool:
@@ -210,6 +221,10 @@ class Domain:
                 "low and high must give one number for each of 1 to 3 axes, "
                 f"got low={self.low}, high={self.high}"
             )
+        for name in ("low", "high"):
+            numbers = getattr(self, name)
+            if type(numbers) is not tuple or any(type(number) is not float for number in numbers):
+                object.__setattr__(self, name, tuple(float(number) for number in numbers))
         for axis, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
                 raise ValueError(f"low must be below high on axis {axis}, got {low} and {high}")

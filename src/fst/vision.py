@@ -333,7 +333,8 @@ class ImageClassifier(Classifier):
         tokens = self.encode(images)  # b n d
         centres = self.fourier(self.config.grid.centres(images)).expand(len(images), -1, -1)
         anchors = self.predict_anchors(torch.cat((tokens, centres), dim=-1), None)
-        features = self.initial_position(self.fourier(anchors.positions))  # b m d
+        embedded = self.fourier(anchors.positions).to(tokens.dtype)
+        features = self.initial_position(embedded)  # b m d
         context = self.layer.precompute(tokens, None, anchors, None)
         steps = tuple(self.layer.refine(features, context, self._points(draws)))
         return ImageField(anchors, steps[-1], steps if record else ())

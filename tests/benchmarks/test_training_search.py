@@ -77,3 +77,14 @@ def test_perceiver_io_takes_the_same_words(search):
     search.rescale(model, replace(search.Course(), value_scale=0.5))
     assert torch.equal(model.embed_value.weight, 0.5 * value)
     assert torch.allclose(model.embed_position[0].weight, position)
+
+
+def test_stratified_targets_are_spread_and_equally_likely(search):
+    generator = torch.Generator().manual_seed(0)
+    drawn = search.stratified(20_000, 7, 23, generator)
+    assert drawn.shape == (20_000, 7)
+    assert all(len(set(row)) == 7 for row in drawn[:100].tolist())
+    gaps = drawn.sort(dim=1).values.diff(dim=1)
+    assert gaps.max() < 2 * 4  # a part has three or four indices
+    often = drawn.flatten().bincount(minlength=23) / drawn.numel()
+    torch.testing.assert_close(often, torch.full((23,), 1 / 23), rtol=0.06, atol=0)

@@ -197,7 +197,7 @@ def test_fit_finds_the_box_of_samples_and_can_be_quiet(capsys):
         fst.fit(samples, recipe="burgers-single/fst")
     with pytest.raises(ValueError, match="samples must hold at least one PointSample, got none"):
         fst.fit([])
-    with pytest.raises(TypeError, match="samples must be Iterable, got 3"):
+    with pytest.raises(TypeError, match="samples must be Iterable or PointFunctions, got 3"):
         fst.fit(3)
 
 
@@ -236,3 +236,42 @@ def test_fit_trains_and_keeps_the_run(tmp_path):
     with torch.no_grad():
         found = model(batch.observations)(batch.queries)
         assert torch.equal(saved(batch.observations)(batch.queries), found)
+
+
+def sample_with_masks(**changes) -> PointSample:
+    numbers = {
+        "positions": np.zeros((3, 2), "f4"),
+        "values": np.array([[1], [1], [99]], "f4"),
+        "queries": np.zeros((2, 2), "f4"),
+        "targets": np.ma.masked_equal(np.array([[2], [77]], "f4"), 77),
+        "mask": np.array([True, True, False]),
+    }
+    return PointSample(**numbers | changes)
+
+
+def test_a_batch_leaves_out_what_masks_hide():
+    batch = fst.collate([sample_with_masks(condition=[1.0])] * 2)
+    assert batch.observations.values.flatten().tolist() == [1, 1, 1, 1]
+    assert batch.targets.flatten().tolist() == [2, 2]
+    assert batch.observations.condition.dtype == batch.targets.dtype == torch.float32
+    moved = batch.to(torch.float64)
+    assert moved.targets.dtype == moved.observations.positions.dtype == torch.float64
+    with pytest.raises(ValueError, match="condition must be given for all samples of a batch"):
+        fst.collate([sample_with_masks(), sample_with_masks(condition=[1.0])])
+    hidden = sample_with_masks(query_mask=np.array([False, True]))
+    with pytest.raises(ValueError, match="queries of sample 1 must hold at least one point"):
+        fst.collate([sample_with_masks(), hidden])
+
+
+def test_samples_are_asked_one_at_a_time(path):
+    for data in (fst.PointDataset(path), read_points(path)):
+        with pytest.raises(TypeError, match="row must be a whole number, got slice"):
+            data[:3]
+
+
+def test_fit_takes_what_conversions_return():
+    x, y = np.linspace(0, 1, 6), np.linspace(0, 2, 5)
+    a = np.random.default_rng(0).random((30, 6, 5))
+    grid = from_grid({"a": a}, {"u": a**2}, axes={"x": x, "y": y})
+    model = fst.fit(grid, minutes=0.05, device="cpu", quiet=True)
+    assert model.config.high == (1.0, 2.0)

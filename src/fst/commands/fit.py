@@ -45,7 +45,7 @@ def fit(
                 )
             path = Path(samples)
         else:
-            check_argument("samples", samples, Iterable)
+            check_argument("samples", samples, Iterable | PointFunctions)
             if isinstance(samples, list | tuple) and not samples:
                 raise ValueError("samples must hold at least one PointSample, got none")
             path = run.with_name(run.name + "-data") / "points.h5"

@@ -73,6 +73,7 @@ class PointDataset(Dataset[PointSample]):
         return len(self.rows)
 
     def __getitem__(self, row: int) -> PointSample:
+        check_argument("row", row, int)
         sample = self.samples[self.rows[row]]
         queries = np.asarray(sample.queries)
         if self.queries is None or self.queries >= len(queries):
@@ -128,11 +129,26 @@ class _Listed(PointFile):
 def collate(samples: Sequence[PointSample]) -> Batch:
     """A batch, padded to its longest sample; masks where samples differ in length.
 
-    Padding repeats a sample's first point, so that it is finite and inside the domain.
+    Points that a sample's own masks hide are left out. Padding repeats a sample's first point, so
+    that it is finite and inside the domain.
     """
-    positions, values, mask = Ragged.of(*Points.of(samples, "observations")).take()
-    condition = None
-    if samples[0].condition is not None:
-        condition = torch.from_numpy(np.stack([np.asarray(each.condition) for each in samples]))
-    observations = Observations(positions, values, condition, mask)
-    return Batch(observations, *Ragged.of(*Points.of(samples, "queries")).take())
+    given = [each for sample in samples for each in (sample.positions, sample.values)]
+    kinds = {each.dtype for each in given if isinstance(each, np.ndarray)}
+    dtype = max((kind for kind in kinds if kind.kind == "f"), default=np.dtype(np.float32))
+    observed, queried = (_visible(samples, group, dtype) for group in point_files.GROUPS)
+    positions, values, mask = Ragged.of(*observed).take()
+    conditions = [each.condition for each in samples if each.condition is not None]
+    if len(conditions) not in (0, len(samples)):
+        raise ValueError("condition must be given for all samples of a batch or none")
+    condition = torch.from_numpy(np.stack(conditions).astype(dtype)) if conditions else None
+    return Batch(Observations(positions, values, condition, mask), *Ragged.of(*queried).take())
+
+
+def _visible(samples: Sequence[PointSample], group: str, dtype: np.dtype) -> Points:
+    """The points of all samples that no mask hides."""
+    parts = [point_files.real_points(sample, group, dtype.type) for sample in samples]
+    sizes = np.array([len(positions) for positions, _ in parts])
+    if not sizes.all():
+        raise ValueError(f"{group} of sample {sizes.argmin()} must hold at least one point")
+    positions, values = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return Points(positions, values, sizes)

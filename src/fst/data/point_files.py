@@ -137,6 +137,7 @@ class PointFile:
         return len(self.condition)
 
     def __getitem__(self, row: int) -> PointSample:
+        check_argument("row", row, int)
         if not 0 <= row < len(self):
             raise IndexError(f"row must lie between 0 and {len(self) - 1}, got {row}")
         rows = np.array([row])

@@ -48,9 +48,11 @@ class Batch:
     targets: Float[Tensor, "b q c"]
     mask: Bool[Tensor, "b q"] | None = None
 
-    def to(self, device: Device) -> Self:
-        """On a device; without waiting where the batch is pinned."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+    def to(self, target: Device | torch.dtype) -> Self:
+        """On a device, without waiting where the batch is pinned; or in another floating dtype."""
+        # Masks stay boolean whatever dtype the numbers take.
+        kept = torch.bool if isinstance(target, torch.dtype) else None
+        return self._each(lambda t: t if t.dtype == kept else t.to(target, non_blocking=True))
 
     def pin_memory(self) -> Self:
         return self._each(lambda tensor: tensor.pin_memory())
