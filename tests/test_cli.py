@@ -150,6 +150,7 @@ MISTAKES = {
     "unknown recipe": (["train", "burgers/fst", "--out", "x"], "did you mean"),
     "no recipe": (["train"], "fst train RECIPE --out DIR"),
     "resume nothing": (["train", "--resume", "nowhere"], "no run folder"),
+    "resume with steps": (["train", "--resume", "a", "--steps", "9"], "--resume takes no --steps"),
     "evaluate nothing": (["evaluate", "nowhere"], "nowhere: there is no such run folder"),
     "report nothing": (["report", "nowhere", "--out", "page"], "no such run folder"),
     "show nothing": (["recipes", "dracy/fst"], "darcy/fst"),

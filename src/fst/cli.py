@@ -23,6 +23,7 @@ from fst.version import __version__
 
 USER_ERROR, INTERRUPTED = 2, 130
 COMMANDS: list[str] = []
+RESUMED = {"--resume", "--checkpoint", "--rate-factor", "--data", "--device", "--help"}
 Function = Callable[..., None]
 Device = Annotated[str | None, arg(help="cpu or cuda; a GPU where there is one.")]
 ELSEWHERE = "The data, where they are no longer where the run was trained."
@@ -286,6 +287,12 @@ def run(words: Sequence[str]) -> None:
             name = words[1] if named else None
             train_recipe(name, words[2:] if named else words[1:], console=console)
             return
+        others = {word.replace("_", "-") for word in given if word.startswith("--")} - RESUMED
+        if "--resume" in given and others:
+            raise ValueError(
+                f"--resume takes no {sorted(others)[0]}: a run goes on with its own recipe; "
+                "fst train --from RUN --out DIR trains a finished one longer"
+            )
     app.cli(
         prog="fst",
         description="The Function-Space Transformer. fst --version prints its version.",

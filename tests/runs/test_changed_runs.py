@@ -16,8 +16,9 @@ import fst
 from data_examples import DARCY, write_fields, write_published
 from fst.cli import USER_ERROR, main
 from fst.commands import train as train_command
-from fst.data import ImageData, Partition, PointData, write_points
+from fst.data import ImageData, Partition, PointData, read_points, write_points
 from fst.data.point_files import PointSample
+from fst.evaluation.rows import read_rows
 from fst.training.settings import TrainingError
 from image_examples import members, write_folder
 from tiny import TRAINING
@@ -103,6 +104,19 @@ def test_samples_of_the_training_are_never_scored(run, capsys, forget):
     assert not (run / "results").exists()
     write(file, samples(40))
     assert main(["evaluate", str(run), *CPU]) == 0
+
+
+def test_scores_of_another_test_split_get_another_name(run):
+    known = []
+    for factor in (1, 1, 2):
+        changed = samples(40)
+        for row in PointData().partition(read_points(run.parent / "mine.h5")).test:
+            changed[row] = replace(changed[row], targets=factor * np.asarray(changed[row].targets))
+        write(run.parent / "mine.h5", changed)
+        assert main(["evaluate", str(run), "--again", *CPU]) == 0
+        known.append(read_rows(run / "results" / "rows.json")[0].data)
+    assert known[0].startswith("mine.h5 ")
+    assert known[0] == known[1] != known[2]
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,6 @@ def evaluate(
         task=recipe.task,
         model=recipe.model_name,
         seed=recipe.training.seed,
-        data=data_name(run, recipe, data),
         protocol=protocol,
     )
     images = recipe.training.batch_size if settings.of_images else None
@@ -93,8 +92,9 @@ def evaluate(
         test, frequent = recipe.data.load_test(path, chosen), recipe.data.frequent_class(path)
         facts = described_facts(read_object(run / "run.json"))
         facts = replace(facts, diffusion=recipe.data.diffusion, frequent_class=frequent)
+        known = replace(origin, data=data_name(run, recipe, data, test.samples.digest()))
         model = settings.kind.from_pretrained(best).to(chosen)
-        return settings.score(model, test, origin, facts, console)
+        return settings.score(model, test, known, facts, console)
 
     scored = (run / RESULTS / ROWS).is_file() and not again
     with nullcontext() if scored else held(run):
@@ -139,12 +139,12 @@ def described_facts(described: dict[str, Any]) -> TrainingFacts:
     return TrainingFacts(tuple(map(float, mean)), tuple(map(float, std)))
 
 
-def data_name(run: Path, recipe: Recipe, data: Path | None) -> str:
+def data_name(run: Path, recipe: Recipe, data: Path | None, test: str) -> str:
     """A user's own data by name and contents; empty where the recipe says what they are."""
     described = read_object(run / "run.json")
     path = data or Path(str(described.get("data", "")))
     digest = str(described.get("training_digest", described.get("fingerprint", "")))[:6]
-    return f"{path.name} {digest}".strip() if recipe.data.own else ""
+    return " ".join(filter(None, (path.name, digest, test[:6]))) if recipe.data.own else ""
 
 
 def check_not_scored(run: Path, data: Path) -> None:
