@@ -86,9 +86,13 @@ def check_sizes(config: object, source: str) -> None:
             raise PretrainedError(f"{source}: {name} must be at most {largest:,}, got {value}")
 
 
-def save(name: str, config: object, weights: dict[str, Tensor], folder: Path) -> None:
-    """Write a model's weights and configuration into `folder`, which is made if missing."""
-    description = json_text({"model": name, "config": to_json(config)}).encode()
+def save(
+    name: str, config: object, weights: dict[str, Tensor], folder: Path, labels: object = None
+) -> None:
+    """Write a model's weights and configuration into `folder`, which is made if missing; and the
+    names and units of its data, as a run's run.json has them, where they are given."""
+    described = {"model": name, "config": to_json(config)}
+    description = json_text(described | ({"labels": labels} if labels else {})).encode()
     plain = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
     data = safetensors.torch.save(plain, metadata={DIGEST: digest(plain)})
     folder.mkdir(parents=True, exist_ok=True)

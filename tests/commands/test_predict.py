@@ -143,6 +143,7 @@ def test_a_condition_from_the_file_or_the_command_line(tmp_path):
 
 def test_models_without_anchors(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "load_model", lambda run: ConstantModel(0.25))
+    monkeypatch.setattr(command, "run_labels", lambda run: None)
     np.savez(tmp_path / "o.npz", positions=np.zeros((3, 2)), values=np.zeros((3, 1)))
     found = predict("any", tmp_path / "o.npz", "2x3", tmp_path / "p.npz")
     np.testing.assert_array_equal(found.predictions, np.full((1, 6, 1), 0.25))
@@ -173,6 +174,10 @@ OBSERVATIONS = {
     "channels": ({**GOOD, "values": np.zeros((3, 2))}, "1 value channels"),
     "count": ({**GOOD, "values": np.zeros((4, 1))}, "to match positions"),
     "rank": ({**GOOD, "values": np.zeros(3)}, "2 or 3 axes"),
+    "large": (
+        {**GOOD, "values": np.full((3, 1), -1e39)},
+        r"values must be at most 3\.4e\+38 in size, got -1e\+39, which is too large for float32",
+    ),
     "text": ({**GOOD, "values": np.array([["a"], ["b"], ["c"]])}, "must be numbers"),
     "missing": ({"positions": GOOD["positions"]}, "has no array values"),
     "mask": ({**GOOD, "mask": np.ones(3)}, "mask must be bool"),

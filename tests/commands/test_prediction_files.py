@@ -149,6 +149,73 @@ def test_columns_of_a_table_are_found_by_name(run, observations, queries):
     np.testing.assert_array_equal(answer.predictions, plain.predictions)
 
 
+X, Y, A = Label("x", "m"), Label("y", "m"), Label("a")
+
+
+def points_file(path, positions, values, queries, axes=(X, Y), seen=(A,), targets=("T", "p")):
+    """A point file of one sample, whose axes and channels are called so."""
+    sample = PointSample(positions, values, queries, np.zeros((len(queries), len(targets))))
+    write_points(path, [sample], DOMAIN, labels=Labels(axes, seen, targets))
+
+
+def test_axes_and_channels_of_a_point_file_are_found_by_name(tmp_path):
+    positions, values, condition = [[0.5, 1.0]], [[1.0, 2.0]], [3.0, 4.0]
+    sample = PointSample(positions, values, positions, [[0.0]], condition)
+    names = Labels(["y", "X"], ["b", Label("a", "K")], ["q"], ["d", "c"])
+    write_points(tmp_path / "o.h5", [sample], fst.Domain((0.0, 0.0), (1.0, 1.0)), labels=names)
+    known = Labels([X, "y"], [Label("a", "K"), "b"], ["p"], ["c", "d"])
+    given = _read(tmp_path / "o.h5", 2, 2, known)
+    assert given.positions.tolist() == [[[1.0, 0.5]]]
+    assert given.values.tolist() == [[[2.0, 1.0]]]
+    assert given.condition.tolist() == [[4.0, 3.0]]
+    assert _read(tmp_path / "o.h5", 2, 0, known).positions.tolist() == [[[1.0, 0.5]]]
+    for labels in (None, Labels(), Labels(["x", "y"], ["values 0", "values 1"], ["targets 0"])):
+        assert _read(tmp_path / "o.h5", 2, 2, labels).values.tolist() == [values]
+
+
+def test_point_files_without_names_are_taken_as_they_come(tmp_path):
+    sample = PointSample([[0.5, 1.0]], [[1.0, 2.0]], [[0.5, 1.0]], [[0.0]])
+    write_points(tmp_path / "o.h5", [sample], fst.Domain((0.0, 0.0), (1.0, 1.0)))
+    given = _read(tmp_path / "o.h5", 2, 2, Labels(["lat", "lon"], ["u", "v"]))
+    assert given.positions.tolist() == [[[0.5, 1.0]]]
+    assert given.values.tolist() == [[[1.0, 2.0]]]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"axes": (X, Label("z"))}, "axes must be x, y as in the run, got x, z"),
+        ({"axes": (X, Label("y", "mm"))}, "y must be in m as in the run, got mm"),
+        ({"seen": ("b",)}, "values must be a as in the run, got b"),
+    ],
+)
+def test_point_files_of_other_names_or_units_are_refused(run, names, message):
+    points_file(run / "other.h5", [[0.5, 0.5]], [[1.0]], [[0.5, 0.5]], **names)
+    with pytest.raises(DataError, match=rf"other\.h5: {message}"):
+        predict(run, run / "other.h5", "3x3", run / "out.csv")
+
+
+def test_the_run_names_the_answer_not_the_queries(run):
+    inputs = [[0.5, -0.5], [1.0, 0.25]], [[1.0], [2.0]], [[2.0, 0.5]]
+    plain = same_from_npz(run, [inputs[0]], [inputs[1]], inputs[2])
+    points_file(run / "o.h5", *inputs)
+    points_file(run / "q.h5", *inputs, targets=(Label("p", "bar"), "T"))
+    for folder in (run, run / "best"):
+        answer = predict(folder, run / "o.h5", run / "q.h5", run / "out.csv", force=True)
+        assert (run / "out.csv").read_text().startswith("sample,x [m],y [m],T [K],p\n")
+        np.testing.assert_array_equal(answer.predictions, plain.predictions)
+    (run / "run.json").unlink()
+    predict(run, run / "in.npz", run / "q.h5", run / "out.csv", force=True)
+    assert (run / "out.csv").read_text().startswith("sample,axis 0,axis 1,prediction 0,")
+
+
+def test_other_units_of_every_column_are_refused(run):
+    (run / "q.csv").write_text("x [mm],y [mm]\n0.5,0.5\n")
+    np.savez(run / "o.npz", positions=[[0.5, 0.5]], values=[[1.0]])
+    with pytest.raises(DataError, match=r"q\.csv: the columns must be x, y, got x \[mm\], y"):
+        predict(run, run / "o.npz", run / "q.csv", run / "out.npz")
+
+
 @pytest.mark.parametrize("header", ["y,z", "x,z", "x,x", "y"])
 def test_columns_of_which_some_are_known_are_refused(run, header):
     np.savez(run / "o.npz", positions=[[0.5, 0.5]], values=[[1.0]])
@@ -157,7 +224,7 @@ def test_columns_of_which_some_are_known_are_refused(run, header):
         predict(run, run / "o.npz", run / "q.csv", run / "out.npz")
 
 
-@pytest.mark.parametrize("header", ["T,y,p,x", "T,Y,p,X"])
+@pytest.mark.parametrize("header", ["T,y,p,x", "T,Y,p,X", "T [K],y [m],p,x [m]"])
 def test_values_without_names_may_be_called_anything(tmp_path, header):
     (tmp_path / "o.csv").write_text(f"{header}\n1,2,3,4\n")
     given = _read(tmp_path / "o.csv", 2, 2, Labels(["x", "y"], ["values 0", "values 1"]))
@@ -217,6 +284,43 @@ def test_a_netcdf_file_is_answered_by_one(run, several):
         np.testing.assert_allclose(
             found["p"].values[0], answer.predictions[0, :, 1].reshape(3, 2), rtol=1e-6
         )
+
+
+def test_wrong_netcdf_files_are_named(run):
+    xarray = pytest.importorskip("xarray")
+    numbers = np.ones((2, 2, 3))
+    numbers[1] = np.nan
+    days = np.array(["2020-01-01", "2020-01-02"], "datetime64[ns]")
+    data = xarray.Dataset(
+        {"a": (("day", "x", "y"), numbers)}, {"day": days, "x": [0, 1], "y": [-1, 0, 1]}
+    )
+    data["y"].attrs["units"] = "m"
+    good = data.isel(day=[0])
+    inches = good.copy(deep=True)
+    inches["y"].attrs["units"] = "in"
+    for wrong, message in (
+        (data, "all values at day 2020-01-02T00:00:00.* are NaN"),
+        (data.isel(day=1, drop=True), "all values are NaN"),
+        (good.drop_vars("y"), "has no coordinate y; it has a, day, x"),
+        (inches, "y must be in m as in the run, got in"),
+    ):
+        wrong.to_netcdf(run / "wrong.nc")
+        with pytest.raises(DataError, match=rf"wrong\.nc: {message}"):
+            predict(run, run / "wrong.nc", "3x3", run / "out.csv")
+    good.to_netcdf(run / "good.nc")
+    predict(run, run / "good.nc", run / "good.nc", run / "out.csv")
+
+
+@pytest.mark.parametrize("targets", [["p/p0", "T"], ["x", "T"], ["T", "sample"]])
+def test_names_that_netcdf_cannot_hold_are_refused_before_the_prediction(run, targets, monkeypatch):
+    labels = json.loads((run / "run.json").read_text())["labels"]
+    labels["targets"] = [[name, ""] for name in targets]
+    (run / "run.json").write_text(json.dumps({"labels": labels}))
+    np.savez(run / "o.npz", positions=[[0.5, 0.5]], values=[[1.0]])
+    predict(run, run / "o.npz", "3x3", run / "out.h5")
+    monkeypatch.setattr("fst.commands.predict.ask", lambda *_: pytest.fail("was computed"))
+    with pytest.raises(DataError, match=r"out\.nc: names in a \.nc file must be .* write \.h5 or"):
+        predict(run, run / "o.npz", "3x3", run / "out.nc")
 
 
 def test_names_are_needed_to_read_a_mesh(given):

@@ -14,7 +14,9 @@ from fst import pretrained
 from fst.cli import USER_ERROR, main
 from fst.commands import ship as ship_command
 from fst.commands.explore import make_explorer, warm_up
+from fst.commands.prediction_files import run_labels
 from fst.commands.ship import Rounding, card_lines, halved
+from fst.data import Label, Labels
 from fst.evaluation.rows import read_run
 from fst.recipes import find
 from tiny import BURGERS, MODEL, TRAINING
@@ -144,6 +146,20 @@ def test_the_card_says_what_each_viscosity_and_each_start_was(run, shipped, tmp_
     capsys.readouterr()
     assert fst_command("evaluate", copy) == 0
     assert re.search(rf"4 +1 +{second:.5f}", capsys.readouterr().out)
+
+
+def test_names_of_the_data_are_kept(run, shipped, tmp_path, monkeypatch):
+    assert run_labels(NAME) is None  # as in weights that were shipped without names
+    copy, names = tmp_path / "copy", {"axes": [["t", "s"], ["x", ""]], "values": [["u", "m/s"]]}
+    shutil.copytree(run, copy)
+    described = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps(described | {"labels": names}))
+    assert fst_command("ship", copy, "--name", "named", "--device", "cpu") == 0
+    expected = Labels([Label("t", "s"), Label("x")], [Label("u", "m/s")])
+    assert run_labels("named") == run_labels(shipped.parent / "named") == expected
+    assert run_labels(copy) == run_labels(copy / "best") == expected
+    monkeypatch.chdir(copy / "best")
+    assert run_labels(".") == expected
 
 
 def test_nothing_is_overwritten_unasked(run, shipped, capsys):

@@ -24,6 +24,7 @@ from fst.commands.prediction_files import (
     FORMATS,
     Given,
     Prediction,
+    check_format,
     check_output,
     csv_table,
     find_labels,
@@ -99,8 +100,10 @@ def predict(
             f"{queries}: holds queries for {sets} samples, but {observations} holds {samples} "
             "samples; give one set of queries for all, or one for each"
         )
+    labels = find_labels(given, asked, model.output_channels, known)
+    check_format(out, asked, labels)
     found = ask(model.to(parse_device(device)), given.observations, asked, neighbors)
-    write_prediction(out, found, find_labels(given, asked, model.output_channels, known))
+    write_prediction(out, found, labels)
     _say(console, f"{samples:,} samples at {asked.positions.shape[1]:,} queries each: {out}")
     return found
 

@@ -2,10 +2,11 @@
 
 .npz files hold `positions` and `values` (and `condition`, `mask`), or `queries`; nothing in them is
 unpickled. .csv files hold one sample and begin with a line that names their columns. Which columns
-of a table, point data of a mesh (.vtu) or variables of a netCDF file (.nc) are those of a model,
-the labels of its run say by name; columns under other names are the axes, then the values. A
-prediction is written as .csv with one line a query, as .npz or .h5 with all arrays, as .vtu with
-one mesh, or as .nc with a grid; with names and units where they are known.
+of a table, channels of a point file (.h5), point data of a mesh (.vtu) or variables of a netCDF
+file (.nc) are those of a model, the labels of its run say by name; columns under other names are
+the axes, then the values, and point files without names are taken as they come. A prediction is
+written as .csv with one line a query, as .npz or .h5 with all arrays, as .vtu with one mesh, or as
+.nc with a grid; with names and units where they are known.
 """
 
 import csv
@@ -24,6 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fst import pretrained
 from fst.data.conversion import optional_package, read_mesh, read_netcdf
 from fst.data.files import DataError, blame, reading
 from fst.data.point_files import Label, Labels, PointFile, check_resolution, read_points
@@ -130,7 +132,7 @@ def _read(path: Path, axes: int, channels: int, labels: Labels | None) -> Given:
     if labels is not None and not channels:
         labels = replace(labels, values=())
     if path.suffix in (".h5", ".hdf5"):
-        return _read_points(path, channels)
+        return _read_points(path, channels, labels)
     if path.suffix == ".npz":
         return _read_npz(path, channels)
     if path.suffix == ".csv":
@@ -144,13 +146,45 @@ def _read(path: Path, axes: int, channels: int, labels: Labels | None) -> Given:
     return _read_vtu(path, labels) if path.suffix == ".vtu" else _read_netcdf(path, labels)
 
 
-def _read_points(path: Path, channels: int) -> Given:
+def _read_points(path: Path, channels: int, labels: Labels | None) -> Given:
     file = read_points(path)
     rows = np.arange(len(file))
     points = file.observations(rows) if channels else file.queries(rows)
     positions, values, mask = Ragged.of(*points).take()
-    condition = torch.from_numpy(file.conditions(rows)) if file.condition else None
+    positions = positions[..., _channel_order(file, "axes", labels)]
+    if not channels:
+        return Given(positions, mask=mask, file=file)
+    values, condition = values[..., _channel_order(file, "values", labels)], None
+    if file.condition:
+        order = _channel_order(file, "condition", labels)
+        condition = torch.from_numpy(file.conditions(rows)[:, order])
     return Given(positions, values, condition, mask, file=file)
+
+
+def _channel_order(file: PointFile, kind: str, labels: Labels | None) -> list[int]:
+    """Where a point file has the axes or channels of a run; as they come where one of the two has
+    no names for them, and where the model will refuse their number."""
+    found: tuple[Label, ...] = getattr(file, kind)
+    count = len(found)
+    if labels is None or len(getattr(labels, kind)) != count:
+        return [*range(count)]
+    known = labels.complete(kind, count)
+    spelled = _spelling(_names(known))
+    names, theirs = ([spelled(label.name) for label in part] for part in (known, found))
+    if {*names} == {*theirs}:
+        order = [theirs.index(name) for name in names]
+        _check_units(known, [found[channel].unit for channel in order])
+        return order
+    if Labels().complete(kind, count) in (known, found):
+        return [*range(count)]
+    wanted, got = (", ".join(_names(part)) for part in (known, found))
+    raise ValueError(f"{kind} must be {wanted} as in the run, got {got}")
+
+
+def _check_units(known: Sequence[Label | str], units: Sequence[str]) -> None:
+    for label, unit in zip(known, units, strict=True):
+        if isinstance(label, Label) and label.unit and unit and label.unit != unit:
+            raise ValueError(f"{label.name} must be in {label.unit} as in the run, got {unit}")
 
 
 def _read_npz(path: Path, channels: int) -> Given:
@@ -180,8 +214,21 @@ def _batched(name: str, array: Array, rank: int = 3) -> Tensor:
             f"{name} must be numbers with {rank - 1} or {rank} axes, "
             f"got {array.dtype} of shape {array.shape}"
         )
-    tensor = torch.from_numpy(array.astype(np.float32))
+    tensor = _float32(name, array)
     return tensor if array.ndim == rank else tensor[None]
+
+
+def _float32(name: str, array: Array) -> Tensor:
+    with np.errstate(over="ignore"):
+        numbers = array.astype(np.float32)
+    large = np.isinf(numbers) & np.isfinite(array)
+    if large.any():
+        largest = np.finfo(np.float32).max
+        raise ValueError(
+            f"{name} must be at most {largest:.3g} in size, got {array[large][0]:.3g}, "
+            "which is too large for float32"
+        )
+    return torch.from_numpy(numbers)
 
 
 def _read_csv(path: Path, axes: int, channels: int, labels: Labels | None) -> Given:
@@ -190,16 +237,16 @@ def _read_csv(path: Path, axes: int, channels: int, labels: Labels | None) -> Gi
         names, *lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines() or [""]
     if not names or all(map(_is_number, names.split(","))):
         raise ValueError(f"the first line must name the columns, got {names[:80]!r}")
-    table = np.zeros((0, 0), np.float32)
+    table = np.zeros((0, 0))
     if any(line.strip() for line in lines):
-        table = np.loadtxt(lines, delimiter=",", ndmin=2, dtype=np.float32)
+        table = np.loadtxt(lines, delimiter=",", ndmin=2)
     if table.shape[1] != columns:
         found = table.shape[1] or "none"
         raise ValueError(f"expected lines of {columns} numbers ({meaning}), got {found}")
     if labels is not None:
         header = next(csv.reader([names], skipinitialspace=True))
         table = table[:, _column_order(header, [*labels.axes, *labels.values])]
-    numbers = torch.from_numpy(table)[None]
+    numbers = _float32("numbers", table)[None]
     return Given(numbers[..., :axes], numbers[..., axes:])
 
 
@@ -210,17 +257,24 @@ def _column_order(header: Sequence[str], labels: Sequence[Label | str]) -> list[
     called anything.
     """
     names = _names(labels)
-    spelled = str if len({name.casefold() for name in names}) < len(names) else str.casefold
+    spelled = _spelling(names)
     names = [spelled(name) for name in names]
     plain = dict(zip([spelled(str(label)) for label in labels], names, strict=True))  # no units
-    found = [plain.get(title, title) for title in (spelled(title.strip()) for title in header)]
-    if found == names or not {*found} & {*names}:
+    titles = [spelled(title.strip()) for title in header]
+    bare = [title.partition(" [")[0] for title in titles]
+    found = [plain.get(*pair) for pair in zip(titles, map(plain.get, bare, titles), strict=True)]
+    if found == names or not {*found, *bare} & {*names}:
         return [*range(len(names))]
     missing = {name for name in names if name not in found and not UNNAMED.fullmatch(name)}
     if missing or len({*found}) != len(names):
         raise ValueError(f"the columns must be {', '.join(names)}, got {', '.join(found)}")
     others = iter([column for column, name in enumerate(found) if name not in names])
     return [found.index(name) if name in found else next(others) for name in names]
+
+
+def _spelling(names: Sequence[str]) -> Callable[[str], str]:
+    """How names are compared: without capitals, unless they alone tell some apart."""
+    return str if len({name.casefold() for name in names}) < len({*names}) else str.casefold
 
 
 def _is_number(text: str) -> bool:
@@ -239,10 +293,10 @@ def _read_vtu(path: Path, labels: Labels) -> Given:
     """One sample; axes that were not trained on, as z in a plane, are left out."""
     mesh, axes = read_mesh(path), _names(labels.axes)
     named = [*map("xyz".index, axes)] if set(axes) <= {*"xyz"} else [*range(len(axes))]
-    positions = torch.from_numpy(mesh.points[:, named].astype(np.float32))[None]
+    positions = _float32("positions", mesh.points[:, named])[None]
     columns = [_point_data(path, mesh, name) for name in _names(labels.values)]
-    table = np.stack(columns, axis=-1).astype(np.float32)[None] if columns else None
-    return Given(positions, None if table is None else torch.from_numpy(table), mesh=mesh)
+    values = _float32("values", np.stack(columns, axis=-1))[None] if columns else None
+    return Given(positions, values, mesh=mesh)
 
 
 def _point_data(path: Path, mesh: Any, name: str) -> Float[Array, " n"]:
@@ -260,13 +314,16 @@ def _point_data(path: Path, mesh: Any, name: str) -> Float[Array, " n"]:
 def _read_netcdf(path: Path, labels: Labels) -> Given:
     """Points of a grid, the last axis fastest; of its values NaN is left out."""
     data, axes, channels = read_netcdf(path), _names(labels.axes), _names(labels.values)
-    missing = [name for name in axes + channels if name not in data and name not in data.dims]
+    missing = [f"coordinate {name}" for name in axes if name not in data.indexes]
+    missing += [f"variable {name!r}" for name in channels if name not in data]
     if missing:
         there = ", ".join(map(str, data.variables)) or "none"
-        raise DataError(f"{path}: has no variable {missing[0]!r}; it has {there}")
+        raise DataError(f"{path}: has no {missing[0]}; it has {there}")
+    units = {name: str(data[name].attrs.get("units", "")) for name in map(str, data.variables)}
+    _check_units([*labels.axes, *labels.values], [units[name] for name in axes + channels])
     lines = [np.asarray(data[name]) for name in axes]
-    points = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).astype(np.float32)
-    positions, shape = torch.from_numpy(points.reshape(1, -1, len(axes))), points.shape[:-1]
+    points = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1)
+    positions, shape = _float32("positions", points.reshape(1, -1, len(axes))), points.shape[:-1]
     if not channels:
         return Given(positions, grid=shape)
     counted = [name for name in data[channels[0]].dims if name not in axes]
@@ -275,14 +332,19 @@ def _read_netcdf(path: Path, labels: Labels) -> Given:
         raise DataError(f"{path}: more than one dimension counts samples: {names}")
     arrays = [data[name].transpose(*counted, *axes).values for name in channels]
     values = np.stack(arrays, axis=-1).reshape(-1, positions.shape[1], len(arrays))
+    empty = np.flatnonzero(np.isnan(values).all(axis=(1, 2)))
+    if len(empty):
+        where = f" at {counted[0]} {data[counted[0]].values[empty[0]]}" if counted else ""
+        raise DataError(f"{path}: all values{where} are NaN")
     real = np.isfinite(values).all(axis=-1)
     conditions, condition = _names(labels.condition), None
     if conditions and all(name in data for name in conditions):
+        _check_units(labels.condition, [units[name] for name in conditions])
         numbers = [np.atleast_1d(data[name].values) for name in conditions]
-        condition = torch.from_numpy(np.stack(numbers, axis=-1).astype(np.float32))
+        condition = _float32("condition", np.stack(numbers, axis=-1))
     return Given(
         positions.expand(len(values), -1, -1),
-        torch.from_numpy(np.where(real[..., None], values, 0).astype(np.float32)),
+        _float32("values", np.where(real[..., None], values, 0)),
         condition,
         None if real.all() else torch.from_numpy(real),
         samples=data[counted[0]] if counted else None,
@@ -300,33 +362,44 @@ class PredictionLabels:
     mesh: Any = None
     samples: Any = None
 
+    @property
+    def counted(self) -> str:
+        """The dimension of a netCDF file that counts samples."""
+        return "sample" if self.samples is None else str(self.samples.dims[0])
+
 
 def run_labels(run: Path | str) -> Labels | None:
-    """The names and units that a run was trained with; None where nothing is known."""
-    described = read_object(Path(run) / "run.json").get("labels")
+    """The names and units that a run or shipped weights were trained with; None where nothing is
+    known."""
+    best = Path(run) / "best"
+    folder = (best if best.is_dir() else pretrained.find(run)).resolve()
+    source = folder / pretrained.CONFIG
+    if folder.name == "best" and "labels" not in read_object(source):
+        source = folder.parent / "run.json"
+    described = read_object(source).get("labels")
     if not isinstance(described, dict) or not described:
         return None
     try:
         return Labels(**{kind: [Label(*each) for each in described[kind]] for kind in described})
     except (TypeError, ValueError) as error:
-        raise DataError(f"{Path(run) / 'run.json'}: labels are not understood: {error}") from None
+        raise DataError(f"{source}: labels are not understood: {error}") from None
 
 
 def find_labels(
     given: Given, asked: Given, channels: int, known: Labels | None = None
 ) -> PredictionLabels:
-    """What the point files among the inputs say, or the run; numbers where nothing is known."""
-    axes = asked.positions.shape[-1]
-    for file in (asked.file, given.file):
-        if file is not None and (file.domain.axes, file.output_channels) == (axes, channels):
-            cells = file.cells(0) if file is asked.file else None
-            return PredictionLabels(file.axes, file.targets, cells=cells)
-    if known is not None and (len(known.axes), len(known.targets)) == (axes, channels):
-        parts = known.complete("axes", axes), known.complete("targets", channels)
-        return PredictionLabels(*parts, mesh=asked.mesh, samples=given.samples)
-    names = tuple(Label(f"axis {number}") for number in range(axes))
-    targets = tuple(Label(f"prediction {k}") for k in range(channels))
-    return PredictionLabels(names, targets, found=False)
+    """What the run says or, where it has no names, the point file of the observations; else
+    numbers."""
+    count, file, found = asked.positions.shape[-1], given.file, True
+    if known is not None and (len(known.axes), len(known.targets)) == (count, channels):
+        axes, targets = known.complete("axes", count), known.complete("targets", channels)
+    elif file is not None and (file.domain.axes, file.output_channels) == (count, channels):
+        axes, targets = file.axes, file.targets
+    else:
+        axes = tuple(Label(f"axis {number}") for number in range(count))
+        targets, found = tuple(Label(f"prediction {k}") for k in range(channels)), False
+    cells = None if asked.file is None else asked.file.cells(0)
+    return PredictionLabels(axes, targets, found, cells, asked.mesh, given.samples)
 
 
 def check_output(path: Path, endings: Collection[str], force: bool) -> None:
@@ -338,6 +411,25 @@ def check_output(path: Path, endings: Collection[str], force: bool) -> None:
         raise DataError(f"{path}: is a folder; name a file")
     if path.exists() and not force:
         raise DataError(f"{path}: exists; use --force to replace it")
+
+
+def check_format(path: Path, asked: Given, labels: PredictionLabels) -> None:
+    """Raise before the prediction is computed if a file of its format could not hold it."""
+    with blame(path):
+        if path.suffix == ".vtu" and len(asked.positions) > 1:
+            raise ValueError(
+                f"a .vtu file holds one mesh, but these are {len(asked.positions)} samples with "
+                "queries of their own; write .h5, or ask for one sample"
+            )
+        if path.suffix == ".nc" and asked.grid is None:
+            raise ValueError("a .nc file holds a grid: ask for one, such as --queries 64x64")
+        names = [labels.counted, *_names(labels.axes), *_names(labels.targets)]
+        for name in names if path.suffix == ".nc" else ():
+            if not name or "/" in name or names.count(name) > 1:
+                raise ValueError(
+                    "names in a .nc file must be without / and all different, "
+                    f"got {', '.join(names)}; write .h5 or .csv"
+                )
 
 
 def write_prediction(path: Path, prediction: Prediction, labels: PredictionLabels) -> None:
@@ -389,11 +481,6 @@ def _hdf5(arrays: Arrays, labels: PredictionLabels) -> bytes:
 def _vtu(arrays: Arrays, labels: PredictionLabels) -> bytes:
     meshio = optional_package("meshio", "mesh")
     queries, predictions = arrays["queries"], arrays["predictions"]
-    if len(queries) != 1 and len(predictions) != 1:
-        raise ValueError(
-            f"a .vtu file holds one mesh, but these are {len(predictions)} samples with queries of "
-            "their own; write .h5, or ask for one sample"
-        )
     points = np.zeros((queries.shape[1], 3))
     points[:, : queries.shape[2]] = queries[0]
     fields = {  # escaped, because meshio writes names into XML as they are
@@ -411,8 +498,6 @@ def _vtu(arrays: Arrays, labels: PredictionLabels) -> bytes:
 
 def _netcdf(arrays: Arrays, labels: PredictionLabels) -> bytes:
     xarray = optional_package("xarray", "netcdf")
-    if "grid" not in arrays:
-        raise ValueError("a .nc file holds a grid: ask for one, such as --queries 64x64")
     shape = tuple(int(size) for size in arrays["grid"])
     points = arrays["queries"][0].reshape(*shape, len(shape))
     coordinates = {
@@ -421,11 +506,9 @@ def _netcdf(arrays: Arrays, labels: PredictionLabels) -> bytes:
         for k, label in enumerate(labels.axes)
     }  # fmt: skip
     folded = arrays["predictions"].reshape(-1, *shape, len(labels.targets))
-    counted = "sample"
     if labels.samples is not None:
-        counted = str(labels.samples.dims[0])
-        coordinates |= {counted: labels.samples}
-    dimensions = (counted, *(label.name for label in labels.axes))
+        coordinates |= {labels.counted: labels.samples}
+    dimensions = (labels.counted, *(label.name for label in labels.axes))
     fields = {
         label.name: (dimensions, folded[..., channel], {"units": label.unit})
         for channel, label in enumerate(labels.targets)

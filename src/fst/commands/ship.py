@@ -1,6 +1,7 @@
 """`fst ship`: the weights of a scored run as a folder that ships with fst, with a card.
 
-FOLDER/NAME/model.safetensors, config.json   what `fst.from_pretrained(NAME)` loads
+FOLDER/NAME/model.safetensors, config.json   what `fst.from_pretrained(NAME)` loads, with
+                                             the names and units of the data
 FOLDER/NAME/recipe.json                      what it was trained with
 FOLDER/NAME/results/rows.json                its test errors, as `fst evaluate` found them
 FOLDER/NAME/README.md                        the card: data, recipe, cost, scores and limits
@@ -114,7 +115,8 @@ def ship(
         # Complete before the old one goes.
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as temporary:
             made = Path(temporary, "made")
-            pretrained.save(type(model).__name__, model.config, stored, made)
+            labels = read_object(run / "run.json").get("labels")
+            pretrained.save(type(model).__name__, model.config, stored, made, labels)
             (made / RESULTS).mkdir()
             for file in ("recipe.json", f"{RESULTS}/{ROWS}"):
                 shutil.copy(run / file, made / file)
