@@ -96,5 +96,5 @@ def perceiver_io() -> Recipe:
     Cost: what the budget says.
     """
     model = PerceiverIOConfig(width=64, heads=4, latents=64, layers=4, fourier_bands=8)
-    training = replace(TRAINING, queries=256, optimizer="muon", learning_rate=4e-3)
+    training = replace(TRAINING, queries=256, optimizer="muon", learning_rate=8e-3)
     return _recipe("perceiver-io", "Perceiver IO", model, training)
