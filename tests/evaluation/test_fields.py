@@ -250,6 +250,34 @@ def test_arrays_that_do_not_fit_together_are_refused(saved, name):
         read_fields(path)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 3e6, 1e30])
+def test_fields_may_have_any_units(saved, scale):
+    path, fields = saved
+    axes = ("low", "high", "anchors", "length_scales", "positions", "queries")
+    large = {name: getattr(fields, name) * np.float32(scale) for name in axes}
+    squares = {name: np.full((4, 1), 1e36) for name in ("squared_error", "squared_target")}
+    rewritten(path, **large, **squares, counts=np.ones(4), bins=np.array([2, 2]))
+    np.testing.assert_array_equal(read_fields(path).anchors, large["anchors"])
+
+
+@pytest.mark.parametrize("name", ["anchors", "length_scales"])
+def test_anchors_beyond_any_picture_are_refused(saved, name):
+    path, fields = saved
+    rewritten(path, **{name: getattr(fields, name) + np.float32(3e6)})
+    with pytest.raises(DataError, match=rf"{name} must be within 1e\+06 sizes of the domain, got"):
+        read_fields(path)
+    rewritten(path, **{name: getattr(fields, name) + np.float32(np.inf)})
+    with pytest.raises(DataError, match=f"{name} must be finite"):
+        read_fields(path)
+
+
+def test_a_domain_without_a_size_is_refused(saved):
+    path, fields = saved
+    rewritten(path, high=fields.low)
+    with pytest.raises(DataError, match="high must be above low"):
+        read_fields(path)
+
+
 @pytest.mark.parametrize("length", [0, 10, 400, -30])
 def test_a_truncated_file_is_refused(saved, length):
     path, _ = saved

@@ -78,6 +78,20 @@ def test_colour_bars_say_whether_predictions_lie_beyond_them(fields, low, high, 
     assert bars == [extend, "neither"]  # of the values, and of the error
 
 
+@pytest.mark.parametrize(("error", "most"), [(1e-16, 1e-16), (1e20, 1e20), (0.0, 1.0)])
+def test_colours_of_errors_end_at_the_largest(fields, error, most):
+    zero = np.zeros_like(fields.truth)
+    figure = figures.solutions(replace(fields, truth=zero, prediction=zero + error), samples=[0])
+    scale = [meshes(panel)[0] for panel in figure.axes if meshes(panel)][2].norm
+    assert (scale.vmin, scale.vmax) == (0, np.float32(most))
+
+
+def test_colours_of_a_constant_are_in_its_units():
+    for constant in (1e-16, -1e20):
+        _, scale = figures.value_scale(np.full((1, 3), constant), np.array([3]))
+        assert (scale.vmin, scale.vmax) == (constant, constant + abs(constant))
+
+
 def test_the_axes_say_what_they_are(fields):
     figure = figures.solutions(replace(fields, target_labels=np.array(["u (m/s)"])), samples=[0])
     panel = figure.axes[0]
@@ -244,6 +258,11 @@ def test_the_error_over_time_is_relative_to_the_solution_then(fields):
     assert figure.axes[0].get_xlabel() == "time t"
     assert [line.get_label() for line in spectrum.lines] == ["reference", "FST", "FST, error"]
     assert is_png(figures.over_domain(fields))
+    small = {name: getattr(fields, name) * 1e-35 for name in ("squared_error", "squared_target")}
+    small["squared_target"][: GRID[1]] = 0  # no error is relative to a solution of zero
+    again = figures.along_axes([("FST", replace(fields, **small))]).axes[0].lines[0].get_ydata()
+    assert np.isnan(again[0])
+    np.testing.assert_allclose(again[1:], curve[1:], rtol=1e-5)
 
 
 def test_the_spread_of_errors_stands_beside_trivial_predictors():
@@ -345,6 +364,17 @@ def test_labels_of_colour_bars_are_no_longer_than_the_bars(fields):
     assert bars
     for bar in bars:
         assert bar.yaxis.label.get_window_extent().height <= 1.2 * bar.get_window_extent().height
+
+
+def test_ticks_of_colour_bars_do_not_depend_on_the_layout(fields):
+    # Otherwise labels of ticks can become wider after their room is measured, and one is cut off.
+    figure = figures.solutions(fields, samples=[0])
+    bars = [panel for panel in figure.axes if panel.get_label() == "<colorbar>"]
+    before = [bar.get_yticks().tolist() for bar in bars]
+    for height in (1.2, 9.0):
+        figure.set_size_inches(figures.WIDTH, height)
+        figure.draw_without_rendering()
+        assert [bar.get_yticks().tolist() for bar in bars] == before
 
 
 @pytest.mark.parametrize(

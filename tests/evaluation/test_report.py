@@ -18,7 +18,7 @@ from evaluation_fakes import (
 )
 from fst.data.files import DataError
 from fst.evaluation import report as notes
-from fst.evaluation.figures import Picture
+from fst.evaluation.figures import Picture, file_name
 from fst.evaluation.protocol import View
 from fst.evaluation.report import Page, Section, report, verdict, write_page
 from fst.evaluation.rows import (
@@ -146,6 +146,39 @@ def test_runs_of_one_name_and_one_run_given_twice(tmp_path):
     page = report([tmp_path / "a" / "run"] * 2 + [tmp_path / "b" / "run"], tmp_path / "out")
     names = {path.name for path in (page.parent / "figures").iterdir()}
     assert {"run-solutions.png", "run--2--solutions.png"} <= names
+
+
+def named(*names):
+    runs = [Run(name, (made_row(run="old name"),), None, Curves()) for name in names]
+    return notes.distinct(runs)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("seed1", "seed1"), ["seed1", "seed1 (2)"]),
+        (("a b", "a-b"), ["a b", "a-b (2)"]),
+        (("a-b", "a-b", "a-b (2)"), ["a-b", "a-b (3)", "a-b (2)"]),
+        (("a-b", "a-b--2-", "a b"), ["a-b", "a-b--2-", "a b (3)"]),
+        (("a-b", "a_b", "数据", "模型"), ["a-b", "a_b", "数据", "模型"]),
+    ],
+)
+def test_names_of_runs_and_of_their_rows_and_files_differ(given, expected):
+    runs = named(*given)
+    assert [run.name for run in runs] == expected
+    assert [row.run for run in runs for row in run.rows] == expected
+    assert len({file_name(run.name) for run in runs}) == len(runs)
+
+
+def test_runs_of_one_name_have_columns_and_lines_of_their_own(tmp_path):
+    for folder, errors in (("a", {"cat": 0.1, "dog": 0.2}), ("b", {"cat": 0.3, "dog": 0.4})):
+        row = grouped_row(errors, run="seed1")
+        score_once(tmp_path / folder / "seed1" / RESULTS, "p", lambda row=row: ([row], None))
+    page = report([tmp_path / "a" / "seed1", tmp_path / "b" / "seed1"], tmp_path / "out")
+    text = (page.parent / "report.md").read_text().replace("\\", "")
+    assert "| FST (seed1), ours | FST (seed1 (2)), ours |" in text
+    assert "| cat | 1 | 0.10000 | 0.30000 |" in text
+    assert text.count("| FST | seed1 |") == text.count("| FST | seed1 (2) |") == 2
 
 
 def test_a_run_without_fields_has_tables(tmp_path):

@@ -89,6 +89,26 @@ def test_each_channel_has_its_own_errors():
     assert channel_table([made_row()]) is None
 
 
+def test_channels_of_several_runs_are_told_apart():
+    one, two, mean = (ChannelError("T", "K", share, 2.0, 4.0) for share in (0.1, 0.2, 0.5))
+    rows = [
+        row
+        for run, channel in (("a", one), ("b", two))
+        for row in (
+            made_row(run=run, channels=(channel,)),
+            made_row(run=run, channels=(mean,), model="mean", parameters=0),
+        )
+    ]
+    table = channel_table(rows)
+    assert table.header[:4] == ("Model", "Run", "Target", "Relative L2")
+    assert table.words == 3
+    assert [line[:4] for line in table.lines] == [
+        ("FST", "a", "T (K)", "0.10000"),
+        ("mean", "–", "T (K)", "0.50000"),
+        ("FST", "b", "T (K)", "0.20000"),
+    ]
+
+
 def test_one_viscosity_makes_no_table():
     assert group_table([grouped_row({"0.01": 0.1})]) is None
     assert group_table([made_row()]) is None

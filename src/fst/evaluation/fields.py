@@ -22,8 +22,9 @@ Array = np.ndarray
 # Pictures need no more points than this on either of two axes, or for one sample off any grid.
 PICTURE = (101, 256)
 POINTS = 10_000
-# Figures of larger numbers take for ever; anchors and their scales lie in about a unit square.
-LARGEST = {"anchors": 1e6, "length_scales": 1e6}
+LARGEST = float(np.finfo(np.float32).max)
+# In sizes of the domain: figures of anchors farther away take for ever.
+FARTHEST = 1e6
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,21 @@ class SavedFields:
 
     def check(self) -> None:
         """Raise ValueError where arrays of the right shapes do not fit together."""
+        self.check_anchors(0.0, 1.0)
+
+    def check_anchors(self, low: Array | float, high: Array | float) -> None:
+        """Raise ValueError where anchors or their length scales lie far beyond the domain."""
+        size = np.subtract(high, low, dtype=float)
+        if not (size > 0).all():
+            raise ValueError(f"high must be above low on each axis, got {high} and {low}")
+        for name, distances in (
+            ("anchors", np.subtract(self.anchors, low, dtype=float)),
+            ("length_scales", self.length_scales),
+        ):
+            if (farthest := np.abs(distances / size).max(initial=0)) > FARTHEST:
+                raise ValueError(
+                    f"{name} must be within {FARTHEST:g} sizes of the domain, got {farthest:g}"
+                )
 
 
 @dataclass(frozen=True)
@@ -127,6 +143,7 @@ class Fields(SavedFields):
         return next(found, None)
 
     def check(self) -> None:
+        self.check_anchors(self.low, self.high)
         if len(self.groups) not in (0, len(self)):
             raise ValueError(f"groups must name each of {len(self)} samples, or none")
         if len(self.queries) not in (1, len(self)):
@@ -180,9 +197,8 @@ def read_fields(path: Path) -> SavedFields:
                     f"{path}: {each.name} must have shape {shape[:-1]} of {kind_name} like the "
                     f"other arrays, got {array.dtype} of shape {array.shape}"
                 )
-            largest = LARGEST.get(each.name, 1e30)
-            if array.dtype.kind == "f" and not (np.abs(array) <= largest).all():
-                raise DataError(f"{path}: {each.name} must be finite and at most {largest:g}")
+            if array.dtype.kind == "f" and not (np.abs(array) <= LARGEST).all():
+                raise DataError(f"{path}: {each.name} must be finite and at most {LARGEST:g}")
     found = kind(**arrays)
     with blame(path):
         found.check()

@@ -137,7 +137,7 @@ def value_scale(
         most = max(-low, high)
         return OTHER_SIGNED if other else SIGNED, Normalize(-most, most)
     name = OTHER_UNSIGNED if other else UNSIGNED
-    return name, Normalize(low, high if high > low else low + 1)
+    return name, Normalize(low, high if high > low else low + (abs(low) or 1))
 
 
 def beyond(values: Float[Array, " p"], scale: Normalize) -> str:
@@ -160,8 +160,10 @@ def color_bar(
     """A colour bar beside panels so many inches high, along which its label is broken to fit."""
     letters = max(10, int(height / LETTER_WIDTH))
     words = textwrap.fill(label, letters, break_long_words=False)
-    figure = panels[0].figure
-    figure.colorbar(drawn, ax=panels, label=words, **{"pad": 0.03, "aspect": 18} | looks)
+    # As many ticks whatever the layout does: otherwise it may leave the label too little room.
+    ticks = MaxNLocator(int(np.clip(height / 0.25, 2, 5)), steps=[1, 2, 2.5, 5, 10])
+    looks = {"pad": 0.03, "aspect": 18} | looks
+    panels[0].figure.colorbar(drawn, ax=panels, label=words, ticks=ticks, **looks)
 
 
 def draw_points(
@@ -264,7 +266,7 @@ def solutions(
         drawn = draw_points(middle, plane, points, prediction, colors, scale, cells)
         ends = beyond(prediction[inside], scale)
         color_bar(drawn, [left, middle], label, height, pad=0.02, extend=ends)
-        least = Normalize(0, error[inside].max(initial=1e-12))
+        least = Normalize(0, error[inside].max(initial=0) or 1)
         drawn = draw_points(right, plane, points, error, ERROR, least, cells)
         color_bar(drawn, [right], f"|error|, {label}", height)
         titles[0] = f"{fields.title(sample)}\n{titles[0]}"
@@ -467,7 +469,7 @@ def along_axes(models: Sequence[tuple[str, Fields]]) -> Figure | None:
         error, target, _ = binned(fields, [axis], 0)
         middle = (np.arange(len(error)) + 0.5) / len(error)
         times = fields.low[axis] + middle * (fields.high[axis] - fields.low[axis])
-        lines.append((name, times, np.sqrt(error / np.maximum(target, 1e-30))))
+        lines.append((name, times, np.sqrt(error / np.where(target > 0, target, np.nan))))
         axes[0, 0].set_xlabel(str(fields.axis_labels[axis]))
     if timed:
         title = "error over time, all test samples"

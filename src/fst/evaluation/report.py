@@ -9,9 +9,9 @@ pictures in a third file, so that a new page replaces the old one whole.
 import base64
 import io
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -123,13 +123,17 @@ def report(
 
 
 def distinct(runs: Sequence[Run]) -> list[Run]:
-    """The runs under names that differ: folders of different paths may be called the same."""
-    counts = Counter[str]()
-    named = []
+    """The runs, their rows too, under names that differ, also as the names of files."""
+    first = {file_name(run.name): run for run in reversed(runs)}
+    taken, named = set(first), []
     for run in runs:
-        counts[run.name] += 1
-        number = f" ({counts[run.name]})" if counts[run.name] > 1 else ""
-        named.append(replace(run, name=run.name + number))
+        name = run.name
+        if first[file_name(name)] is not run:
+            numbered = (f"{run.name} ({number})" for number in count(2))
+            name = next(each for each in numbered if file_name(each) not in taken)
+            taken.add(file_name(name))
+        rows = tuple(replace(row, run=name) for row in run.rows)
+        named.append(replace(run, name=name, rows=rows))
     return named
 
 

@@ -130,18 +130,23 @@ def channel_table(rows: Iterable[Row]) -> Table | None:
     scored = [(row, each) for row in full_grid(rows) for each in row.channels]
     if not any(each.std for _, each in scored):
         return None
-    columns = {
-        "Model": [row.model for row, _ in scored],
-        "Target": [each.name + f" ({each.unit})" * bool(each.unit) for _, each in scored],
-        "Relative L2": [row.measure.text(each.error) for row, each in scored],
-        "RMSE": [f"{each.rmse:.4g}" for _, each in scored],
-        "Standard deviation": [shown(each.std, ".4g") for _, each in scored],
-        "RMSE / std": [
-            shown(each.rmse / each.std if each.std else None, ".3f") for _, each in scored
-        ],
-    }
+    several = len({row.run for row, _ in scored}) > 1
+    lines = unique(  # a trivial predictor is the same beside every run
+        (
+            row.model,
+            row.run if several and not row.trivial else NOTHING,
+            each.name + f" ({each.unit})" * bool(each.unit),
+            row.measure.text(each.error),
+            f"{each.rmse:.4g}",
+            shown(each.std, ".4g"),
+            shown(each.rmse / each.std if each.std else None, ".3f"),
+        )
+        for row, each in scored
+    )
+    names = ("Model", "Run", "Target", "Relative L2", "RMSE", "Standard deviation", "RMSE / std")
+    columns = dict(zip(names, zip(*lines, strict=True), strict=True))
     title = "Each target by itself: errors in its unit and relative to its standard deviation"
-    return Table.of(title, columns, words=2)
+    return Table.of(title, columns, words=2 + several)
 
 
 def group_table(rows: Iterable[Row]) -> Table | None:
