@@ -52,6 +52,8 @@ COMMIT = 10  # characters of it that are shown
 # A run within this factor of another's time has had as much.
 SAME_TIME = 1.25
 CHANGED = "other settings"
+POINTS = {"anchors": 256, "sobol": 256}
+"""The paper's evaluation points, which are not told."""
 Values = dict[str, Any]
 Columns = dict[str, Callable[[Values], str]]
 
@@ -153,6 +155,9 @@ def settings(recipe: Values) -> str:
     parts.append(f"{drawn} of {grid[0]}×{grid[1]}" if grid else drawn)
     if scales := model.get("length_scales"):
         parts.append(f"{scales} scales")
+    points = tuple(model.get(f"points_from_{origin}", most) for origin, most in POINTS.items())
+    if points != tuple(POINTS.values()):
+        parts.append(f"evaluated at {points[0]} anchors and {points[1]} Sobol points")
     if model.get("prediction_points") == "all-anchors":
         parts.append("predictions with all anchors as evaluation points")
     if (symmetry := model.get("prediction_symmetry", "none")) != "none":

@@ -183,7 +183,8 @@ def test_exchanged_axes_need_a_square_grid():
 
 
 def test_a_model_with_a_symmetry_can_be_compiled():
-    model = small_model(small_config(prediction_symmetry="odd-reflection", refinement_steps=1))
+    fixed = {"coordinates": "uniform", "length_scales": "fixed", "refinement_steps": 1}
+    model = small_model(small_config(prediction_symmetry="odd-reflection", **fixed))
     observations, queries = anywhere(2), asked(2)
     with torch.no_grad():
         compiled = torch.compile(model, backend="eager")

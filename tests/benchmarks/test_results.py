@@ -143,6 +143,11 @@ def test_settings_that_a_recipe_no_longer_has_are_told(module, results, tmp_path
     assert not module.has_changed(name, module.settings(now))
     then = now | {"training": now["training"] | {"batch_size": 7}}
     assert module.has_changed(name, module.settings(then))
+    fewer = now | {"model": now["model"] | {"points_from_sobol": 0}}
+    assert ", evaluated at 256 anchors and 0 Sobol points" in module.settings(fewer)
+    assert module.settings(now) == module.settings(fewer).replace(
+        ", evaluated at 256 anchors and 0 Sobol points", ""
+    )
     readme, page = tmp_path / "README.md", tmp_path / "page.md"
     for recipe, told in ((now, False), (then, True)):
         record = RECORD | {"settings": module.settings(recipe)}
