@@ -87,7 +87,9 @@ class StencilBlend(Blend):
         return result
 
 
-def first_order(model: FunctionSpaceTransformer, stencil: bool = False) -> None:
+BLENDS = {"moments": FirstOrderBlend, "stencil": StencilBlend}
+
+
+def first_order(model: FunctionSpaceTransformer, kind: str = "moments") -> None:
     """Give a model's decoder such a blend."""
-    kind = StencilBlend if stencil else FirstOrderBlend
-    model.decoder.blend = kind(model.config.width, model.domain.axes)
+    model.decoder.blend = BLENDS[kind](model.config.width, model.domain.axes)

@@ -89,7 +89,7 @@ class Course:
     soap_frequency: int = 10
     band_decay: float = 0.0
     value_scale: float = 1.0
-    first_order: str | bool = False
+    first_order: str | None = None
     row_beta: float | None = None
     polar: bool = False
     stratified: bool = False
@@ -301,7 +301,7 @@ def main() -> None:
                 if (course.band_decay, course.value_scale) != (0.0, 1.0):
                     rescale(model, course)
                 if course.first_order:
-                    first_order(model, stencil=course.first_order == "stencil")
+                    first_order(model, course.first_order)
                 trainer = Trainer(
                     model, training.samples, validation.samples, recipe.training,
                     build_accelerator(recipe.training, device),

@@ -78,14 +78,14 @@ def test_a_moment_is_the_scaled_derivative_of_the_blend_weights_logarithm(
         torch.testing.assert_close(slope[..., 0], expected)
 
 
-@pytest.mark.parametrize("stencil", [False, True])
-def test_a_model_decodes_with_it(module: ModuleType, stencil: bool) -> None:
+@pytest.mark.parametrize("kind", ["moments", "stencil"])
+def test_a_model_decodes_with_it(module: ModuleType, kind: str) -> None:
     model = small_model(small_config())
     generator = torch.Generator().manual_seed(1)
     points = torch.rand(2, 13, 2, generator=generator).double()
     observations = Observations(points, points[..., :1])
     before = model(observations)(points)
-    module.first_order(model.float(), stencil)
+    module.first_order(model.float(), kind)
     model.double()
     field = model(observations)
     assert (field(points) - before).abs().max() > 1e-4

@@ -92,7 +92,7 @@ def evaluate(
         test, frequent = recipe.data.load_test(path, chosen), recipe.data.frequent_class(path)
         facts = described_facts(read_object(run / "run.json"))
         facts = replace(facts, diffusion=recipe.data.diffusion, frequent_class=frequent)
-        known = replace(origin, data=data_name(run, recipe, data, test.samples.digest()))
+        known = replace(origin, data=data_name(run, recipe, data, test.digest))
         model = settings.kind.from_pretrained(best).to(chosen)
         return settings.score(model, test, known, facts, console)
 

@@ -129,9 +129,12 @@ class PointData(DataSource):
             found[f"{split}_samples"] = len(rows)
             if file.bytes_of(rows) > _DIGESTED_BYTES:
                 found["splits"] = [partition.digest]
-                rows = looked_at(rows)
-            found[f"{split}_digest"] = PointSamples.read(file, rows).digest()
+            found[f"{split}_digest"] = self._digest(file, rows)
         return found
+
+    def _digest(self, file: PointFile, rows: np.ndarray) -> str:
+        large = file.bytes_of(rows) > _DIGESTED_BYTES
+        return PointSamples.read(file, looked_at(rows) if large else rows).digest()
 
     def fit(self, recipe: Recipe, folder: Path) -> Recipe:
         """Channels and domain are the file's, and the layout of anchors follows its axes.
@@ -181,6 +184,7 @@ class PointData(DataSource):
             values=file.values,
             targets=file.targets,
             cells=file.cells,
+            digest=self._digest(file, rows),
         )
 
     def partition(self, file: PointFile) -> Partition:

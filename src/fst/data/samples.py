@@ -152,10 +152,6 @@ class Rows(ABC):
         """Enough of training data to notice when they are replaced by others, as JSON values."""
         return {"training_samples": len(self)}
 
-    def digest(self) -> str:
-        """Of all numbers, for a user's own data where they are in memory; else empty."""
-        return ""
-
     def left_out(self) -> dict[str, Any]:
         """What could not be read and did not stop a run, which keeps it."""
         return {}

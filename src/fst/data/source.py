@@ -57,9 +57,9 @@ class ValidationSplit(Generic[Kind]):
 class TestSplit(Generic[Kind]):
     """What a result is reported on, once. `groups` names each sample's group in a table.
 
-    `numbers` or, where there are some, `names` are those by which the user knows the samples, and
-    `cells` gives the triangles between the queries of the sample with a number, where its mesh is
-    known; the rest are names and units.
+    `digest` tells a user's own samples from others. `numbers` or, where there are some, `names` are
+    those by which the user knows the samples, and `cells` gives the triangles between the queries
+    of the sample with a number, where its mesh is known; the rest are names and units.
     """
 
     __test__ = False  # the name is the paper's word, not a class of tests for pytest to collect
@@ -72,6 +72,7 @@ class TestSplit(Generic[Kind]):
     values: tuple[tuple[str, str], ...] = ()
     targets: tuple[tuple[str, str], ...] = ()
     cells: Callable[[int], Int[np.ndarray, "t 3"] | None] | None = None
+    digest: str = ""
 
     def __post_init__(self) -> None:
         if self.groups is not None and len(self.groups) != len(self.samples):

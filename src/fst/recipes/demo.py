@@ -67,7 +67,7 @@ def burgers() -> Recipe:
         predictor_width=48,
         predictor_blocks=1,
         refinement_steps=2,
-        # Random evaluation points would be noise: with so few anchors all of them can be used.
+        # With so few anchors all of them can be used, and none need be drawn at random.
         points_from_anchors=64,
         points_from_sobol=0,
         length_scales="spacing",
