@@ -8,7 +8,8 @@ A model that trains does not fill the GPU, and compiling, validating and scoring
 data are made and models compiled first, several at once. Then each model is measured alone, which
 gives the steps that the budget pays for. Then the runs share the GPU, --workers at a time. A run
 has the steps of a GPU of its own, and its times in the table are those: steps over the rate that
-was measured alone.
+was measured alone. Several commands with the same --turns (`training_search.py` too) share a GPU:
+whoever trains waits while another measures.
 
 OUT/TASK is a folder of `fst compare` with its table; called again, all that is complete is kept.
 """
@@ -19,11 +20,12 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from training_search import Turns
@@ -31,6 +33,7 @@ from training_search import Turns
 from fst.commands import jobs
 from fst.commands import train as command
 from fst.commands.compare import ModelJob, compare
+from fst.commands.evaluate import evaluate
 from fst.commands.train import choose_device
 from fst.data.source import DataSource
 from fst.evaluation.comparison import Comparison, Result, write_report
@@ -151,14 +154,51 @@ def measure(job: ModelJob, turns: Turns) -> None:
 
 
 def measure_apart(turns: Path, job: ModelJob) -> None:
-    words = [job.folder, job.data, job.model, job.device or "", turns]
-    subprocess.run([sys.executable, __file__, "--measure", *map(str, words)], check=False)
+    subprocess.run([sys.executable, __file__, "--measure", *words_of(job, turns)], check=False)
 
 
-def work(queue: Any) -> None:
+class TakingTurns:
+    """The updates and the scoring of a run, which wait while another process measures."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns, self.held = turns, ExitStack()
+        self.compiled, self.idle = False, True
+        self.update, self.read = Trainer.update, Trainer.read
+
+    def updating(self, trainer: Trainer) -> None:
+        if self.idle:  # the first since the last reading
+            turn = self.turns.beside() if self.compiled else self.turns.compiling()
+            self.held.enter_context(turn)
+            self.idle = False
+        self.update(trainer)
+
+    def reading(self, trainer: Trainer) -> None:
+        self.read(trainer)  # waits for the device
+        self.held.close()
+        self.compiled = self.idle = True
+
+    def evaluating(self, *given: Any, **options: Any) -> None:
+        with self.turns.beside():
+            evaluate(*given, **options)
+
+    def do(self, job: ModelJob) -> int:
+        with (
+            patch.object(Trainer, "update", lambda trainer: self.updating(trainer)),
+            patch.object(Trainer, "read", lambda trainer: self.reading(trainer)),
+            patch("fst.commands.compare.evaluate", self.evaluating),
+        ):
+            return jobs.main(job)
+
+
+def words_of(job: ModelJob, turns: Path) -> list[str]:
+    return [*map(str, (job.folder, job.data, job.model, job.number, turns)), job.device or ""]
+
+
+def work(queue: Any, turns: Path) -> None:
     """One process that takes jobs until none is left; each runs in a process of its own."""
     while (job := queue.get()) is not None:
-        jobs.run_apart(job, Terminal(), partial(ModelJob.launch, job))
+        words = [__file__, "--run", *words_of(job, turns)]
+        jobs.run_apart(job, Terminal(), partial(jobs.launch_process, words))
 
 
 def prepare(data: DataSource, path: Path, device: str | None, turns: Path) -> None:
@@ -168,7 +208,8 @@ def prepare(data: DataSource, path: Path, device: str | None, turns: Path) -> No
 
 
 def run(options: argparse.Namespace, make: Make = find) -> list[Comparison]:
-    context, turns = torch.multiprocessing.get_context("spawn"), options.out / "turns"
+    context = torch.multiprocessing.get_context("spawn")
+    turns = options.turns or options.out / "turns"
     compilers = ThreadPoolExecutor(options.compilers)
 
     def planned(asked: str) -> Wanted:
@@ -193,7 +234,7 @@ def run(options: argparse.Namespace, make: Make = find) -> list[Comparison]:
     count = min(options.workers, len(ready))
     for job in [*ready, *[None] * count]:
         queue.put(job)
-    workers = [context.Process(target=work, args=(queue,)) for _ in range(count)]
+    workers = [context.Process(target=work, args=(queue, turns)) for _ in range(count)]
     for worker in workers:
         worker.start()
     while any(worker.is_alive() for worker in workers):
@@ -205,11 +246,14 @@ def run(options: argparse.Namespace, make: Make = find) -> list[Comparison]:
 
 def main(given: list[str] | None = None) -> None:
     given = sys.argv[1:] if given is None else given
-    if given[:1] == ["--measure"]:
-        folder, data, model, device, turns = given[1:]
-        job = ModelJob(Path(folder), Path(data), device or None, model, 1)
-        measure(job, Turns(Path(turns)))
-        return
+    if given[:1] in (["--measure"], ["--run"]):
+        what, folder, data, model, number, where, device = given
+        job = ModelJob(Path(folder), Path(data), device or None, model, int(number))
+        turns = Turns(Path(where))
+        if what == "--measure":
+            measure(job, turns)
+            return
+        sys.exit(TakingTurns(turns).do(job))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -219,6 +263,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--workers", type=int, default=3, help="runs on the GPU at once")
     parser.add_argument("--compilers", type=int, default=6, help="models compiled at once")
+    parser.add_argument("--turns", type=Path, help="folder of locks of all commands on the GPU")
     parser.add_argument("--data", type=Path, help="of a single task; else the recipes' own")
     parser.add_argument("--device")
     parser.add_argument("--set", action="append", default=[], help="MODEL.FIELD=VALUE, every task")

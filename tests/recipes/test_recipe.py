@@ -33,7 +33,7 @@ NAMES = {
     *(f"own/images-{m}" for m in ("fst", "fst-256", "vit", "cnn-vit")),
     *(f"fast/burgers-single/{m}" for m in (*BASELINES, "fst", "fst-small", "fno-mended")),
     *(f"fast/burgers-all/{m}" for m in ("fst", "fno", "fno-mended", "perceiver-io")),
-    *(f"fast/darcy/{m}" for m in (*BASELINES, "fst")),
+    *(f"fast/darcy/{m}" for m in (*BASELINES, "fst", "fst-small")),
     *(f"minute/{task}/fst" for task in ("burgers-single", "darcy")),
 }
 

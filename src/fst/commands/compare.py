@@ -77,7 +77,9 @@ class ModelJob(jobs.Job):
 
     def launch(self) -> int:
         words = map(str, (self.folder, self.data, self.model, self.number))
-        return jobs.launch_process([MODULE, *words, *([self.device] if self.device else [])])
+        return jobs.launch_process(
+            ["-P", "-m", MODULE, *words, *([self.device] if self.device else [])]
+        )
 
     def work(self, console: Console) -> None:
         finished = (self.run / "summary.json").is_file()

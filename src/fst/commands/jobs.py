@@ -105,11 +105,11 @@ def run_apart(job: Job, console: Console, launch: Callable[[], int]) -> None:
 def launch_process(words: Sequence[str]) -> int:
     """Run a job in a process of its own, which holds the lock of its run; the exit code.
 
-    `words` are its module and arguments. In a process group of its own, it is not reached by
+    `words` are the interpreter's arguments. In a process group of its own, it is not reached by
     Ctrl-C. It saves and ends when the pipe to it is closed: here, or because this process is gone.
     """
     with Interruption() as interruption:
-        words = [sys.executable, "-P", "-m", *words]
+        words = [sys.executable, *words]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, process_group=0)
         try:
             while process.poll() is None and not interruption.requested:

@@ -140,6 +140,7 @@ VARIANTS = (
         darcy.fst, 1e-3, "Seven minutes of updates on one H200.",
         **FST, batch_size=16, queries=DRAWN,
     ),
+    Variant(small(darcy.fst), 1e-3, **FST, batch_size=16, queries=DRAWN),
     Variant(darcy.fno, 1e-2, NEEDS),
     Variant(darcy.perceiver_io, 2e-3, momentum=0.975, queries=DRAWN),
     Variant(darcy.transolver, 2e-3, momentum=0.975),
