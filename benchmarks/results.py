@@ -20,6 +20,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from matplotlib.figure import Figure
 
 from fst import pretrained
 from fst.data.files import DataError, reading
-from fst.evaluation.comparison import Comparison, Result
+from fst.evaluation.comparison import Comparison, Result, Score
 from fst.evaluation.figures import STYLE, chart, draw_line, new_figure
 from fst.evaluation.rows import (
     METRICS,
@@ -36,6 +37,7 @@ from fst.evaluation.rows import (
     RELATIVE_L2,
     RESULTS,
     ROWS,
+    Metric,
     Row,
     grouped,
     read_rows,
@@ -166,8 +168,12 @@ def settings(recipe: Values) -> str:
 
 
 def has_changed(recipe: str, trained: str | None) -> bool:
-    """Whether a recipe has other settings today than those that a run was trained with."""
-    return trained is not None and settings(find(recipe).to_json()) != trained
+    """Whether a recipe has other settings today than those that a run was trained with.
+
+    A user's own data decide some settings of `own/`, so nothing can be said of those.
+    """
+    own = recipe.startswith("own/")
+    return not own and trained is not None and settings(find(recipe).to_json()) != trained
 
 
 def _recipe(record: Values) -> str:
@@ -177,9 +183,8 @@ def _recipe(record: Values) -> str:
 
 
 def _recipe_then(record: Values) -> str:
-    """The same, and whether it is as it was. A user's own data decide a recipe's settings."""
-    own = record.get("data") or "own/" in record["recipe"]
-    changed = not own and has_changed(record["recipe"], record.get("settings"))
+    """The same, and whether it is as it was."""
+    changed = not record.get("data") and has_changed(record["recipe"], record.get("settings"))
     return f"{_recipe(record)}, {CHANGED}" if changed else _recipe(record)
 
 
@@ -203,7 +208,7 @@ def write_results(results: Path, out: Path, readme: Path | None = None) -> list[
     write_text(out, page(results, comparisons))
     for name, comparison in comparisons.items():
         title = f"{comparison.task}, {comparison.budget} for each model"
-        figure = error_over_seconds(_curves(comparison.results), title)
+        figure = error_over_seconds(_curves(comparison.results), title, comparison.measure)
         if figure is not None:
             written.append(out.parent / figure_name(name))
             write_text(written[-1], svg(figure))
@@ -220,7 +225,7 @@ def write_results(results: Path, out: Path, readme: Path | None = None) -> list[
 
 @matplotlib.rc_context(STYLE)
 def error_over_seconds(
-    models: Mapping[str, Sequence[Sequence[tuple[float, float]]]], title: str
+    models: Mapping[str, Sequence[Sequence[tuple[float, float]]]], title: str, measure: Metric
 ) -> Figure | None:
     """Validation error over seconds of updates, a line for each seed; None without any."""
     if not models:
@@ -231,7 +236,7 @@ def error_over_seconds(
             seconds, errors = zip(*curve, strict=True)
             draw_line(axes[0, 0], seconds, errors, index, "_" if number else name)
     axes[0, 0].set_xlim(left=0)
-    across, up = "seconds of updates, compilation apart", "validation error (relative L2)"
+    across, up = "seconds of updates, compilation apart", f"validation: {measure.validation}"
     chart(axes[0, 0], (), xlabel=across, ylabel=up, title=title)
     return figure
 
@@ -345,14 +350,16 @@ def short(results: Path, comparisons: dict[str, Comparison]) -> str:
         if _by_steps(comparison):
             continue
         found = {
-            title: statistics.fmean(result.scores[-1].error for result in those)
+            title: [headline(result) for result in those]
             for title, those in _by_title(comparison.results, "scores").items()
         }
-        ranked = ", ".join(f"{t} {_error(e)}" for t, e in sorted(found.items(), key=lambda i: i[1]))
+        means = {t: statistics.fmean(s.error for s in scores) for t, scores in found.items()}
+        text_of = comparison.measure.text
+        ranked = ", ".join(f"{t} {text_of(e)}" for t, e in sorted(means.items(), key=itemgetter(1)))
         trained = trained_with(results / "comparisons" / name, comparison)
-        task = comparison.task
-        changed = any(has_changed(f"{task}/{model}", trained[model]) for model in trained)
-        words = f"{markdown(task)}, {comparison.budget} for each model"
+        changed = any(has_changed(*each) for each in trained.values())
+        words = f"{markdown(comparison.task)}, {comparison.budget} for each model, "
+        words += comparison.measure.title
         words += f" ({CHANGED})" if changed else ""
         text += f"\n{words}: {ranked}.\n"
     if CHANGED in text:
@@ -360,13 +367,18 @@ def short(results: Path, comparisons: dict[str, Comparison]) -> str:
     return text or "Nothing has been kept yet.\n"
 
 
-def trained_with(folder: Path, comparison: Comparison) -> dict[str, str]:
-    """The settings of the models of a comparison, where it keeps their recipes."""
+def trained_with(folder: Path, comparison: Comparison) -> dict[str, tuple[str, str]]:
+    """The recipe's name and the settings of each model, where its recipe is kept."""
     found = {}
     for result in comparison.results:
         if recipe := read_object(folder / "recipes" / f"{result.model}.json"):
-            found[result.model] = settings(recipe)
+            found[result.model] = recipe["name"], settings(recipe)
     return found
+
+
+def headline(result: Result) -> Score:
+    """Of a model's scores the one that says most: on the finest grid, or its first guesses."""
+    return result.scores[0 if result.scores[0].grid is None else -1]
 
 
 def _average(those: Sequence[Values], name: str) -> float:
@@ -391,7 +403,7 @@ def record_table(records: Sequence[Values]) -> Table:
     return _table("Scored runs", ordered, columns, words=3)
 
 
-def _comparison(name: str, comparison: Comparison, trained: Mapping[str, str]) -> str:
+def _comparison(name: str, comparison: Comparison, trained: Mapping[str, tuple[str, str]]) -> str:
     figure = ""
     if _curves(comparison.results):
         figure = f"![Validation error over seconds of updates]({figure_name(name)})\n\n"
@@ -399,7 +411,7 @@ def _comparison(name: str, comparison: Comparison, trained: Mapping[str, str]) -
     titles = {result.model: result.title for result in comparison.results}
     notes = [
         *comparison.notes,
-        *(f"{titles[model]}: {words}." for model, words in trained.items()),
+        *(f"{titles[model]}: {words}." for model, (_, words) in trained.items()),
         f"Seeds: {', '.join(map(str, seeds))}. Commits: "
         f"{', '.join(each[:COMMIT] for each in comparison.commits) or 'not recorded'}.",
     ]

@@ -293,9 +293,12 @@ def main() -> None:
                 recipe = find(arguments.recipe)
                 data = command.data_path(recipe, arguments.data)
                 recipe, course, soap = changed(fitted(recipe, data, device), trial, seed)
+                turns = arguments.turns and Turns(arguments.turns)
                 if recipe.data not in loaded:
                     loaded.clear()
-                    loaded[recipe.data] = command.load(recipe, data, device, Terminal(quiet=True))
+                    with turns.compiling() if turns else nullcontext():  # it may have to be made
+                        found = command.load(recipe, data, device, Terminal(quiet=True))
+                    loaded[recipe.data] = found
                 training, validation = loaded[recipe.data]
                 model = command.prepare_model(recipe, training.samples)
                 if (course.band_decay, course.value_scale) != (0.0, 1.0):
@@ -311,7 +314,6 @@ def main() -> None:
                     trainer.optimizer = Soap(
                         groups, frequency=course.soap_frequency, epsilon=epsilon
                     )
-                turns = arguments.turns and Turns(arguments.turns)
                 orthogonalizer = variant(course.row_beta, course.polar)
                 draw = stratified if course.stratified else samples.random_subsets
                 with (

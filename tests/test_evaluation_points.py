@@ -118,16 +118,19 @@ def test_draws_move_with_the_model():
     assert draws.uniform.dtype == torch.float32
 
 
-@pytest.mark.parametrize(("asked", "expected"), [("as-trained", (6, 8)), ("all-anchors", (20, 20))])
-def test_predictions_may_have_more_points_than_training(asked, expected):
-    model = small_model(small_config(prediction_points=asked))
+@pytest.mark.parametrize(
+    ("asked", "sobol", "expected"),
+    [("as-trained", 8, (6, 8)), ("all-anchors", 8, (20, 20)), ("all-anchors", 0, (20, 0))],
+)
+def test_predictions_may_have_more_points_than_training(asked, sobol, expected):
+    model = small_model(small_config(prediction_points=asked, points_from_sobol=sobol))
 
     def counts() -> tuple[int, int]:
         draws = model.point_stream(1, 2).draw()
         return draws.anchor_indices.shape[1], draws.uniform.shape[1]
 
     model.train()
-    assert counts() == (6, 8)
+    assert counts() == (6, sobol)
     model.eval()
     assert counts() == expected
     drawn = model.draws_for(some_observations(model))

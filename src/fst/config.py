@@ -118,7 +118,8 @@ class FunctionSpaceConfig(OperatorConfig):
     """Evaluation points of a refinement step from a Sobol sequence."""
     prediction_points: Literal["as-trained", "all-anchors"] = "as-trained"
     """Evaluation points outside training: as many as in training, or all anchors and as many points
-    from the Sobol sequence, which takes longer and may lower the error."""
+    from the Sobol sequence (none where training has none), which takes longer and may lower the
+    error."""
     resample_points: bool = True
     """Draw other evaluation points at every training step."""
     anchor_seed: int = 2026091322
@@ -183,7 +184,7 @@ class FunctionSpaceConfig(OperatorConfig):
         """Evaluation points of a refinement step: at anchors, and from a Sobol sequence."""
         if training or self.prediction_points == "as-trained":
             return self.points_from_anchors, self.points_from_sobol
-        return self.anchors, self.anchors
+        return self.anchors, self.anchors if self.points_from_sobol else 0
 
     @property
     def row_count(self) -> int:

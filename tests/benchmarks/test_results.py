@@ -116,10 +116,32 @@ def test_the_page_says_what_the_rows_say(module, results, tmp_path):
     assert short.startswith(f"before\n{BEGIN}\n")
     assert short.endswith(f"{END}\nafter\n")
     assert "old" not in short
-    assert "2 minutes for each model: FST 0.03000, FNO 0.05000." in short
+    assert "2 minutes for each model, mean relative L2 error: FST 0.03000, FNO 0.05000." in short
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
     module.main(words)
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_images_are_told_by_the_accuracy_of_first_guesses(module, results, tmp_path):
+    def scored(model: str, first: float, five: float) -> Result:
+        errors = {"top1_error": first, "top5_error": five}
+        scores = tuple(Score(name, None, 100, error, None) for name, error in errors.items())
+        return replace(result(model, first), scores=scores)
+
+    runs = (scored("images-vit", 0.25, 0.0), scored("images-fst", 0.2, 0.1))
+    each = Comparison("own-images", "280 seconds", runs, {}, {"torch": "2"}, (), ("c" * 40,))
+    folder = results / "comparisons" / "two-minutes"
+    (folder / "comparison.json").write_text(json.dumps(each.to_json()))
+    (folder / "recipes").mkdir()
+    for model in ("vit", "fst"):  # a user's images have decided some settings of these
+        recipe = replace(find(f"own/images-{model}"), task="own-images")
+        (folder / f"recipes/images-{model}.json").write_text(json.dumps(recipe.to_json()))
+    out, readme = tmp_path / "results.md", tmp_path / "README.md"
+    module.write_results(results, out, readme)
+    words = "280 seconds for each model, accuracy in percent: IMAGES-FST 80.000, IMAGES-VIT 75.000."
+    assert words in readme.read_text()
+    figure = (tmp_path / "images/error-over-seconds-two-minutes.svg").read_text()
+    assert "validation: share of wrong first guesses" in figure
 
 
 def test_the_short_form_leaves_out_what_was_beaten_in_about_the_same_time(
@@ -159,7 +181,7 @@ def test_settings_that_a_recipe_no_longer_has_are_told(module, results, tmp_path
         assert f"- FST: {module.settings(recipe)}." in page.read_text()
         short = readme.read_text()
         assert (f"| {name}, other settings |" in short) is told
-        assert ("2 minutes for each model (other settings): FST" in short) is told
+        assert ("mean relative L2 error (other settings): FST" in short) is told
         assert ("the recipe has changed" in short) is told
 
 

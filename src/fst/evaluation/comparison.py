@@ -19,6 +19,7 @@ from fst.evaluation.rows import (
     RELATIVE_L2,
     RESULTS,
     ROWS,
+    Metric,
     Scored,
     grouped,
     hardware_name,
@@ -181,9 +182,14 @@ class Comparison:
         return Table(self.title, ("Model", "Para-\nmeters", *costs, *columns), lines)
 
     @property
+    def measure(self) -> Metric:
+        """What the first score is in."""
+        scores = [score for each in self.results for score in each.scores]
+        return scores[0].measure if scores else METRICS[RELATIVE_L2]
+
+    @property
     def title(self) -> str:
-        titles = [score.measure.title for each in self.results for score in each.scores]
-        what = titles[0] if titles else METRICS[RELATIVE_L2].title
+        what = self.measure.title
         return f"{self.task}, {self.budget} for each model: {what} on the test set"
 
     def explanations(self) -> list[str]:

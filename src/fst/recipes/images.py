@@ -39,7 +39,7 @@ SMALL: dict[type, dict[str, Any]] = {
     ViTConfig: SMALL_TRANSFORMER,
     CNNViTConfig: SMALL_TRANSFORMER | SMALL_ENCODER | {"encoder_width": 64},
 }  # fmt: skip
-# Of Muon: the best of a few for small models on a CPU, and our guess for those of the paper's size.
+# Of Muon: the best of a few for small models on a CPU, and the only one tried at the paper's size.
 SMALL_RATE, RATE, MOMENTUM = 3e-3, 2e-3, 0.9
 # Every image is seen at most so often, in no fewer and no more steps than these.
 MOST_EPOCHS, FEWEST_STEPS, MOST_STEPS = 300, 500, 5_000

@@ -96,7 +96,8 @@ class TimeBudget:
 
     def words(self) -> str:
         minutes = self.seconds / 60
-        return f"{self.seconds:g} seconds" if minutes < 2 else f"{minutes:g} minutes"
+        round_number = minutes >= 2 and minutes == round(minutes, 1)
+        return f"{minutes:g} minutes" if round_number else f"{self.seconds:g} seconds"
 
     def __str__(self) -> str:
         return f"{Decimal(repr(self.seconds)).normalize():f}s"  # every digit, and no exponent
