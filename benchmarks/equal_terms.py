@@ -1,15 +1,16 @@
 """`fst compare` for several tasks at once, with their runs beside each other on one GPU.
 
     python benchmarks/equal_terms.py runs/equal --budget 2m --workers 3 \\
-        fast/burgers-single fast/darcy:fst,fno,perceiver-io
-    python benchmarks/equal_terms.py runs/equal --budget 2m --seeds 3 fast/burgers-single:fst
+        fast/burgers-single fast/darcy:fst*3,fno,perceiver-io
+
+trains every model of the first task, and three of the second, FST with three seeds.
 
 A model that trains does not fill the GPU, and compiling, validating and scoring leave it idle. So
-data are made and models compiled first, several at once. Then each model is measured alone, which
-gives the steps that the budget pays for. Then the runs share the GPU, --workers at a time. A run
-has the steps of a GPU of its own, and its times in the table are those: steps over the rate that
-was measured alone. Several commands with the same --turns (`training_search.py` too) share a GPU:
-whoever trains waits while another measures.
+the data of all tasks are made and models compiled first, several at once. Each model is measured
+alone, which gives the steps that the budget pays for. Runs share the GPU, --workers at a time, and
+further seeds come last. Whoever trains waits while another measures, also where commands (or
+`training_search.py`) share a GPU by the same --turns. A run has the steps of a GPU of its own, and
+its times in the table are those: steps over the rate that was measured alone.
 
 OUT/TASK is a folder of `fst compare` with its table; called again, all that is complete is kept.
 """
@@ -18,8 +19,8 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -55,6 +56,15 @@ SHARED = (
 Make = Callable[[str], Recipe]
 
 
+def with_seeds(models: str) -> dict[int, list[str]]:
+    """Of "fst*3,fno" the models with one seed, with two and so on; of "" all models with one."""
+    found: dict[int, list[str]] = {} if models else {1: []}
+    for each in models.split(",") if models else ():
+        model, _, seeds = each.partition("*")
+        found.setdefault(int(seeds or 1), []).append(model)
+    return found
+
+
 class Wanted:
     """The jobs of one task in its folder of `fst compare`."""
 
@@ -63,20 +73,22 @@ class Wanted:
         self.task, self.folder = task, options.out / task.replace("/", "-")
         self.jobs: list[ModelJob] = []
         # Everything is settled and prepared as ever, and no job is started yet.
-        with suppress(TrainingError):
-            compare(
-                task,
-                self.folder,
-                budget=options.budget,
-                models=tuple(models.split(",")) if models else (),
-                seeds=options.seeds,
-                data=options.data,
-                device=options.device,
-                changes=options.set,
-                console=Terminal(quiet=True),
-                make=make,
-                launch=self._note,
-            )
+        for seeds, those in with_seeds(models).items():
+            named = those or models_of(task)
+            with suppress(TrainingError):
+                compare(
+                    task,
+                    self.folder,
+                    budget=options.budget,
+                    models=those,
+                    seeds=seeds,
+                    data=options.data,
+                    device=options.device,
+                    changes=[each for each in options.set if each.partition(".")[0] in named],
+                    console=Terminal(quiet=True),
+                    make=make,
+                    launch=self._note,
+                )
         settings = read_json(self.folder / jobs.SETTINGS)
         if settings is None:
             raise TrainingError(f"{self.folder}: the comparison of {asked} could not be prepared")
@@ -194,11 +206,10 @@ def words_of(job: ModelJob, turns: Path) -> list[str]:
     return [*map(str, (job.folder, job.data, job.model, job.number, turns)), job.device or ""]
 
 
-def work(queue: Any, turns: Path) -> None:
-    """One process that takes jobs until none is left; each runs in a process of its own."""
-    while (job := queue.get()) is not None:
-        words = [__file__, "--run", *words_of(job, turns)]
-        jobs.run_apart(job, Terminal(), partial(jobs.launch_process, words))
+def work(job: ModelJob, turns: Path) -> None:
+    """One run, in a process of its own."""
+    words = [__file__, "--run", *words_of(job, turns)]
+    jobs.run_apart(job, Terminal(), partial(jobs.launch_process, words))
 
 
 def prepare(data: DataSource, path: Path, device: str | None, turns: Path) -> None:
@@ -213,7 +224,7 @@ def run(options: argparse.Namespace, make: Make = find) -> list[Comparison]:
     compilers = ThreadPoolExecutor(options.compilers)
 
     def planned(asked: str) -> Wanted:
-        """A task with its data and a plan for every model that can be measured."""
+        """A task with its data and a plan for every model that can be measured; its runs begin."""
         recipe = make(next(iter(models_of(asked.partition(":")[0]).values())))
         path = command.data_path(recipe, options.data)
         making = context.Process(target=prepare, args=(recipe.data, path, options.device, turns))
@@ -225,22 +236,26 @@ def run(options: argparse.Namespace, make: Make = find) -> list[Comparison]:
         for plan, job in first.items():
             if not plan.is_file():
                 print(f"{job} could not be measured, and is left out", file=sys.stderr)
+        wanted.jobs = [job for job in wanted.jobs if job.plan_file.is_file()]
+        begin(job for job in wanted.jobs if job.number == 1)
         return wanted
 
-    with compilers, ThreadPoolExecutor(len(options.tasks)) as pool:
-        wanted = list(pool.map(planned, options.tasks))
-    queue = context.Queue()
-    ready = [job for each in wanted for job in each.jobs if job.plan_file.is_file()]
-    count = min(options.workers, len(ready))
-    for job in [*ready, *[None] * count]:
-        queue.put(job)
-    workers = [context.Process(target=work, args=(queue, turns)) for _ in range(count)]
-    for worker in workers:
-        worker.start()
-    while any(worker.is_alive() for worker in workers):
-        time.sleep(options.report_every)
-        for each in wanted:  # what is done so far
-            each.report(options.device)
+    def begin(asked: Iterable[ModelJob]) -> None:
+        running.extend(runs.submit(work, job, turns) for job in asked)
+
+    running: list[Future[None]] = []
+    with compilers, ProcessPoolExecutor(options.workers, context) as runs:
+        try:
+            with ThreadPoolExecutor(len(options.tasks)) as pool:
+                wanted = list(pool.map(planned, options.tasks))
+            begin(job for each in wanted for job in each.jobs if job.number > 1)
+            while not all(each.done() for each in running):
+                time.sleep(options.report_every)
+                for each in wanted:  # what is done so far
+                    each.report(options.device)
+        except BaseException:
+            runs.shutdown(wait=False, cancel_futures=True)
+            raise
     return [each.report(options.device) for each in wanted]
 
 
@@ -258,9 +273,8 @@ def main(given: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("tasks", nargs="+", help="TASK or TASK:MODEL,MODEL")
+    parser.add_argument("tasks", nargs="+", help="TASK or TASK:MODEL*SEEDS,MODEL")
     parser.add_argument("--budget", required=True, help="as of fst compare: 2m, 4000steps")
-    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--workers", type=int, default=3, help="runs on the GPU at once")
     parser.add_argument("--compilers", type=int, default=6, help="models compiled at once")
     parser.add_argument("--turns", type=Path, help="folder of locks of all commands on the GPU")

@@ -25,7 +25,7 @@ def test_steps_are_those_of_a_device_of_ones_own_and_nothing_is_done_twice(equal
     data, out = tmp_path / "data", tmp_path / "out"
     small("burgers-single/fst").data.prepare(data)
     options = argparse.Namespace(
-        **{"out": out, "tasks": ["burgers-single:fst,deeponet"], "budget": "1s", "seeds": 1},
+        **{"out": out, "tasks": ["burgers-single:fst,deeponet*2"], "budget": "1s"},
         **{"workers": 2, "compilers": 2, "data": data, "device": "cpu", "report_every": 0.2},
         turns=tmp_path / "turns",
         set=["deeponet.training.learning_rate=0.002"],
@@ -55,7 +55,7 @@ def test_a_model_that_cannot_be_measured_is_left_out(equal_terms, tmp_path, capf
     data, out = tmp_path / "data", tmp_path / "out"
     small("burgers-single/fst").data.prepare(data)
     options = argparse.Namespace(
-        **{"out": out, "tasks": ["burgers-single:deeponet"], "budget": "0.0001s", "seeds": 1},
+        **{"out": out, "tasks": ["burgers-single:deeponet"], "budget": "0.0001s"},
         **{"workers": 1, "compilers": 1, "data": data, "device": "cpu", "report_every": 0.2},
         turns=None,
         set=[],
