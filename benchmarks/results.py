@@ -264,7 +264,7 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
     ]
     if records:
         parts.append(
-            f"## Runs\n\n{record_table(records).markdown()}{_environments(records)}\n"
+            f"## Runs\n\n{record_table(records)}{_environments(records)}\n"
             "One seed says nothing about the spread. A second run of one recipe with other "
             "settings, or the same weights scored with more evaluation points, is a line of its "
             "own. `fast/burgers-all/fst` was trained again with targets at every saved time after "
@@ -385,22 +385,25 @@ def _average(those: Sequence[Values], name: str) -> float:
     return statistics.fmean(each[name] for each in those)
 
 
-def record_table(records: Sequence[Values]) -> Table:
+def record_table(records: Sequence[Values]) -> str:
+    """A line for each run; the settings, which are long, have numbers and stand below."""
+    ordered = sorted(records, key=lambda each: (each["task"], each["seconds"]))
+    known = unique(each.get("settings", NOTHING) for each in ordered)
     columns: Columns = {
         "Recipe": _recipe,
-        "Model": lambda each: each["model"],
-        "Settings": lambda each: each.get("settings", NOTHING),
-        "Seed": lambda each: str(each["seed"]),
-        "Hardware": lambda each: each["hardware"],
-        "Steps": lambda each: f"{each['steps']:,}",
         "Seconds": lambda each: f"{each['seconds']:,.1f}",
-        "Samples": lambda each: f"{each['samples']:,}",
         "Relative L2": lambda each: _error(each["error"]),
         "Paper": lambda each: _error(each.get("paper_error")),
+        "Settings": lambda each: str(1 + known.index(each.get("settings", NOTHING))),
+        "Steps": lambda each: f"{each['steps']:,}",
+        "Samples": lambda each: f"{each['samples']:,}",
+        "Seed": lambda each: str(each["seed"]),
+        "Hardware": lambda each: each["hardware"],
         "Commit": _commit,
     }
-    ordered = sorted(records, key=lambda each: (each["task"], each["seconds"]))
-    return _table("Scored runs", ordered, columns, words=3)
+    numbered = "".join(f"{number}. {each}\n" for number, each in enumerate(known, start=1))
+    table = _table("Scored runs", ordered, columns, words=1)
+    return f"{table.markdown()}\nSettings:\n\n{numbered}"
 
 
 def _comparison(name: str, comparison: Comparison, trained: Mapping[str, tuple[str, str]]) -> str:

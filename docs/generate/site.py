@@ -113,7 +113,7 @@ def gallery(folders: dict[str, Path]) -> str:
             )
     opening = (
         "# Gallery\n\nEach picture was made by the script behind it when this site was built. "
-        "Every script takes less than two minutes on two CPU cores.\n\n"
+        "Every script takes a few minutes at most on two CPU cores.\n\n"
         '<div class="grid cards" markdown>\n'
     )
     return "\n\n".join([opening, *cards, "</div>"]) + "\n"

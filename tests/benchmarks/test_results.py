@@ -95,8 +95,8 @@ def test_the_page_says_what_the_rows_say(module, results, tmp_path):
     module.main(words)
     text = out.read_text()
     for expected in (
-        "| fast/burgers-single/fst | FST | muon 0.001 | 7 | NVIDIA H200 | 3,000 | 58.2 | 84 | 0.02",
-        " | 0.02000 | 0.04185 | abcdef0123 |",
+        "| fast/burgers-single/fst | 58.2 | 0.02000 | 0.04185 | 1 | 3,000 | 84 | 7 | NVIDIA H200 |",
+        "1. muon 0.001\n",
         "## Equal time: fast/burgers-single",
         "## Equal steps: fast/burgers-single",
         "| FST | 1,000 | 500 |",
