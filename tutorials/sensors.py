@@ -19,7 +19,7 @@ from matplotlib import pyplot as plt
 import fst
 from fst.metrics import relative_l2, squared_relative_l2
 
-STEPS = 1200  # 2 in tests
+STEPS = 2000  # 2 in tests
 REACH = 0.25  # the distance over which the field forgets itself
 
 torch.manual_seed(0)
@@ -40,11 +40,11 @@ def value(wave, positions):
 # ## A small model, trained here
 #
 # 8 × 8 anchors and 32 features. Rows are staggered, and length scales follow the spacing: see
-# [Which anchors](../anchors.md). Every step draws new fields and new sensors: between 5 and 60 of
-# them, padded to 60. `mask` says which are real.
+# [Which anchors](../anchors.md). Refinement evaluates the field at every anchor. Every step draws
+# new fields and new sensors: between 5 and 60 of them, padded to 60. `mask` says which are real.
 config = fst.FunctionSpaceConfig(
     width=32, heads=4, fourier_bands=6, rows=(8,), anchors_per_row=8, predictor_width=32,
-    predictor_blocks=1, refinement_steps=2, points_from_anchors=32, points_from_sobol=32,
+    predictor_blocks=1, refinement_steps=2, points_from_anchors=64, points_from_sobol=0,
     coordinates="staggered", length_scales="spacing",
 )  # fmt: skip
 model = fst.FunctionSpaceTransformer(config)
@@ -61,10 +61,10 @@ def sensors(wave, count):
 matrices = [p for p in model.parameters() if p.ndim == 2]
 others = [p for p in model.parameters() if p.ndim != 2]
 optimizers = [
-    torch.optim.Muon(matrices, lr=3e-3, weight_decay=0, adjust_lr_fn="match_rms_adamw"),
-    torch.optim.Adam(others, lr=3e-3),
+    torch.optim.Muon(matrices, lr=6e-3, weight_decay=0, adjust_lr_fn="match_rms_adamw"),
+    torch.optim.Adam(others, lr=6e-3),
 ]
-schedules = [torch.optim.lr_scheduler.OneCycleLR(o, 3e-3, STEPS) for o in optimizers]
+schedules = [torch.optim.lr_scheduler.OneCycleLR(o, 6e-3, STEPS) for o in optimizers]
 
 losses = []
 for _ in range(STEPS):

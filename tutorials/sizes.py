@@ -104,11 +104,10 @@ for side in sides:
     print(f"{side} × {side} anchors: relative L2 error {errors[-1]:.3f}")
 
 plt.figure(figsize=(4.5, 2.8), layout="constrained")
-plt.plot([side * side for side in sides], errors, "o-")
-plt.xscale("log", base=2)
+plt.plot([f"{side} × {side}" for side in sides], errors, "o-")
 plt.xlabel("anchors")
 plt.ylabel("relative L2 error")
-plt.ylim(bottom=0)
+plt.ylim(0, 1.1 * max(errors))
 plt.show()
 
 # %%
