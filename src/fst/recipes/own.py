@@ -119,7 +119,7 @@ class Choice:
 
     def explain(self, recipe: Recipe) -> dict[str, str]:
         """The reasons of a recipe of which the user may have asked for other parts."""
-        chosen, asked = _by_reason(self.recipe), _by_reason(recipe)
+        chosen, asked = (_by_reason(each.data.shown(each)) for each in (self.recipe, recipe))
         return {
             name: reason if chosen.get(name) == asked.get(name) else "as asked"
             for name, reason in self.reasons.items()
