@@ -189,8 +189,10 @@ def test_only_what_was_asked_for_is_said_to_be(folder):
     choice = CHOOSE["own-images"](find("own/images-vit"), folder, torch.device("cpu"))
     shown = choice.recipe.data.shown(choice.recipe)
     assert choice.explain(shown) == choice.reasons
-    wider = replace(shown, model=replace(shown.model, width=32))
-    assert choice.explain(wider) == choice.reasons | {"model": "as asked"}
+    plain = replace(shown.training, augment=False)
+    other = replace(shown, model=replace(shown.model, width=32), training=plain)
+    asked = {"model": "as asked", "regularisation": "as asked"}
+    assert choice.explain(other) == choice.reasons | asked
 
 
 def test_one_image_of_each_class_can_be_learned(tmp_path, capsys):

@@ -130,13 +130,14 @@ def _by_reason(recipe: Recipe) -> dict[str, Any]:
     """What each reason is given for."""
     model: Any = recipe.model
     training = recipe.training
+    smoothing = getattr(training.objective, "label_smoothing", None)
     return {
         "model": replace(model, log_condition=False) if hasattr(model, "log_condition") else model,
         "condition": getattr(model, "log_condition", None),
         "loss": training.objective,
         "batch": (training.batch_size, training.queries),
         "steps": training.schedule,
-        "regularisation": (training.weight_decay, training.average),
+        "regularisation": (training.weight_decay, training.average, training.augment, smoothing),
     }
 
 
