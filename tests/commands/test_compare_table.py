@@ -11,11 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 
+from evaluation_fakes import made_row
 from fst import Domain
 from fst.cli import USER_ERROR, main
 from fst.commands.compare import _fit
 from fst.data import DataError, PointSample, write_points
 from fst.evaluation.comparison import Comparison, Result, Score
+from fst.evaluation.rows import RESULTS, score_once
 from fst.pretrained import PretrainedError
 from fst.recipes import find
 from fst.recipes.burgers import GRIDS
@@ -64,6 +66,14 @@ def test_classifiers_have_a_column_for_images():
     assert dict(zip(header, line, strict=True))["Top-1"] == "75.000"
     plain = replace(result, images_per_second=None)
     assert "Images\n/s" not in Comparison("t", "1 minutes", (plain,), {}, {}).table().header
+
+
+def test_what_needs_no_training_is_told_in_the_units_of_the_table(tmp_path):
+    rows = {"metric": "top1_error", "grid": None, "errors": (0.0, 1.0, 1.0)}
+    row = made_row(model="most frequent class", parameters=0, training=None, **rows)
+    score_once(tmp_path / DONE.run / RESULTS, "p", lambda: ([row], None))
+    comparison = Comparison.read(tmp_path, "own-images", "2 minutes", (DONE,))
+    assert "most frequent class 33.333." in comparison.notes[-1]
 
 
 def test_tasks_are_those_of_the_recipes():

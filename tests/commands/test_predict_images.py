@@ -110,7 +110,7 @@ MISTAKES = {
     "an operator": (["operator", "--images", "images", "--out", "a.csv"], "is for classifiers"),
     "a classifier asked as an operator": (
         ["two", "--observations", "o.npz", "--queries", "3x3", "--out", "a.npz"],
-        "ask it with --images",
+        "fst predict --images asks it",
     ),
     "both": (
         ["two", "--images", "images", "--observations", "o.npz", "--out", "a.csv"],

@@ -196,6 +196,7 @@ def test_weights_that_do_not_fit_are_named(run, points, tmp_path, capsys):
         (["own/fst", "--seeds", "0"], "seeds must be at least 1"),
         (["own/fst", "--steps", "3"], "steps must be at least 10"),
         (["own/fst", "--minutes", "-1"], "budget must be above 0"),
+        (["own/fst", "--minutes", "inf"], "budget must be above 0 and finite, got inf"),
         (["own/fst", "--minutes", "1", "--steps", "20"], "give --steps or --minutes, not both"),
     ],
 )

@@ -116,6 +116,14 @@ def test_validation_must_have_the_classes_of_training(folder):
             method(folder)
 
 
+def test_another_test_has_another_digest(folder):
+    known = SMALL.load_test(folder).digest
+    assert known
+    assert SMALL.load_test(folder).digest == known
+    (folder / "val" / "pear" / "1.png").unlink()
+    assert SMALL.load_test(folder).digest != known
+
+
 def held(count: int, seed: int = 0) -> ImageData:
     return ImageData(image_size=(24, 24), resize=24, held_out=count, split_seed=seed, workers=1)
 
@@ -132,8 +140,10 @@ def test_held_out_images_come_from_training_and_are_stratified(tmp_path):
     assert held(6, seed=1).load(tmp_path)[1].samples.names != validation.names
     with pytest.raises(DataError, match="holds no val images"):
         data.load_test(tmp_path)
-    with pytest.raises(DataError, match="cannot hold out 24 of 24 images"):
+    with pytest.raises(DataError, match="cannot hold out 24 of 24 images .* --data.held-out 0"):
         held(24).prepare(tmp_path)
+    with pytest.raises(DataError, match="holds no val images"):
+        data.check_test(tmp_path)
     with pytest.raises(DataError, match="holds no val images"):
         SMALL.prepare(tmp_path)
 

@@ -271,8 +271,10 @@ def test_check_describes_images_and_names_the_bad(tmp_path, capsys):
     assert "skipped 3: train/apple/cut.jpg" in shown
     assert "val.tar: images in classes" in shown
     assert "images 6" in shown
-    commands.check(tmp_path / "val.tar")
-    assert "6" in capsys.readouterr().out
+    nested = {f"train/{name}": data for name, data in members(2).items()}
+    for path in (tmp_path / "val.tar", write_tar(tmp_path / "other" / "train-0.tar", nested)):
+        commands.check(path)
+        assert "3: apple, pear, plum" in capsys.readouterr().out
     commands.check(tmp_path / "train")
     assert "apple, pear, plum" in capsys.readouterr().out
     write_folder(tmp_path / "train", {"quince/1.png": b""})

@@ -232,7 +232,7 @@ def test_the_first_line_says_how_good_the_model_is(written):
         made_row(model="mean of the training targets", parameters=0, errors=(0.5,)),
     ]
     assert verdict(rows) == (
-        "FST has a mean relative L2 error of 0.10000 on 1 unseen samples, 5.0 times lower than the "
+        "FST has a mean relative L2 error of 0.10000 on 1 test samples, 5.0 times lower than the "
         "best trivial predictor, mean of the training targets (0.50000); its RMSE is 30.0 % of the "
         "targets' standard deviation."
     )

@@ -7,21 +7,27 @@ cut short, and one tar ends early.
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import fst
 from fst.classifiers import Classifier
 from fst.cli import USER_ERROR, main
+from fst.recipes import CHOOSE, find
 from image_fakes import (
     CNN_VIT,
+    COLOURS,
     DATA,
     FST,
     SIZES,
     TRAINING,
     VIT,
+    encoded,
     image_files,
+    picture,
     write_folder,
     write_tar,
 )
@@ -177,6 +183,39 @@ def test_colours_are_learned(folder, tmp_path):
     assert rows[0]["error"] <= 0.2
     losses = [line["loss"] for line in read_metrics(run, "training")]
     assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
+
+
+def test_only_what_was_asked_for_is_said_to_be(folder):
+    choice = CHOOSE["own-images"](find("own/images-vit"), folder, torch.device("cpu"))
+    shown = choice.recipe.data.shown(choice.recipe)
+    assert choice.explain(shown) == choice.reasons
+    plain = replace(shown.training, augment=False)
+    other = replace(shown, model=replace(shown.model, width=32), training=plain)
+    asked = {"model": "as asked", "regularisation": "as asked"}
+    assert choice.explain(other) == choice.reasons | asked
+
+
+def test_one_image_of_each_class_can_be_learned(tmp_path, capsys):
+    for split in ("train", "val"):
+        files = {f"{name}/1.png": encoded(picture(name, 1)) for name in COLOURS}
+        write_folder(tmp_path / "data" / split, files)
+    words = ["own/images-vit", "--data", tmp_path / "data", "--out", tmp_path / "run", *CPU]
+    assert fst_command("train", *words, "--minutes", "nan") == USER_ERROR
+    assert "images" not in capsys.readouterr().out  # which take long to read
+    assert fst_command("train", *words) == USER_ERROR
+    assert "--data.held-out 0 selects the weights by the val images" in capsys.readouterr().err
+    words += [*VIT, *SIZES, *DATA, *TRAINING, *COSINE]
+    assert fst_command("train", *words, "--data.held-out", "0") == 0
+
+
+def test_training_goes_on_with_its_images_after_a_test_on_others(folder, tmp_path, capsys):
+    run, alone = tmp_path / "run", tmp_path / "alone"
+    shutil.copytree(folder / "val", alone / "val")
+    words = ["--out", run, "--data", folder, *CPU, *VIT, *SIZES, *DATA, *TRAINING]
+    assert fst_command("train", "imagenet/vit", *words, "--data.held-out", "3") == 0
+    (run / "summary.json").unlink()
+    assert fst_command("evaluate", run, "--data", alone, "--unfinished", *CPU) == 0
+    assert fst_command("train", "--resume", run, *CPU) == 0
 
 
 def test_data_that_moved_are_named_once(folder, tmp_path, capsys):

@@ -178,6 +178,10 @@ def test_folders_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     run.save_checkpoint(example(1), 1, keep=2)
     with pytest.raises(CheckpointError, match=r"no checkpoint 'step-7'; there are: step-00000001"):
         RunFolder.resume(run.path, "step-7")
+    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")  # as in RUN/best
+    with pytest.raises(TrainingError, match="holds weights and is no run folder"):
+        RunFolder.resume(tmp_path)
     assert RunFolder.resume(run.path).resume_from == run.checkpoints / "step-00000001"
 
 

@@ -99,7 +99,8 @@ def evaluate(
     scored = (run / RESULTS / ROWS).is_file() and not again
     with nullcontext() if scored else held(run):
         score_once(run / RESULTS, protocol, compute, again=again)
-        if data is not None:
+        # A folder of test images alone is not where training goes on.
+        if data is not None and recipe.data.fingerprint(data):
             record_data(run, data)
     return show(run, console)
 

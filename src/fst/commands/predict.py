@@ -120,7 +120,7 @@ def load_model(run: Path | str) -> Operator:
     """As `load_any`, and it must be an operator."""
     model = load_any(run)
     if isinstance(model, Classifier):
-        raise ValueError(f"{run} holds a classifier: ask it with --images, not --observations")
+        raise ValueError(f"{run} holds a classifier: fst predict --images asks it")
     assert isinstance(model, Operator)
     return model
 

@@ -20,7 +20,7 @@ from fst.io import differences, flat, read_json, read_object, write_json
 from fst.pretrained import check_shapes, find, read
 from fst.recipes.recipe import Recipe, recipe_from_json
 from fst.terminal import Terminal, duration
-from fst.training.budget import FEWEST_STEPS, Plan, StepBudget, fit_to_time, make_plan
+from fst.training.budget import FEWEST_STEPS, Plan, StepBudget, TimeBudget, fit_to_time, make_plan
 from fst.training.checkpoint import load as load_checkpoint
 from fst.training.logging import check_wandb
 from fst.training.loop import Splits, Summary
@@ -76,6 +76,8 @@ def train(
     """
     chosen = choose_device(device)
     RunFolder.require_free(out)
+    if minutes is not None:
+        TimeBudget(60 * minutes)  # raises before the data are read
     recipe.data.check_options(recipe)  # before training, not after it
     data = data_path(recipe, data)
     recipe = recipe.data.fit(recipe, data)

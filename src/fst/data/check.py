@@ -193,7 +193,8 @@ def check_images(path: Path) -> Iterator[Description]:
     """Read and decode every image; differing classes of two splits are a `DataError` at the end."""
     names = [name for name in (TRAIN, VAL) if path.is_dir() and images.has_split(path, name)]
     found = [images.find_split(path, name) for name in names]
-    for split in found or [images.label(images.find_images(path))]:
+    inside = path.stem.partition("-")[0] if path.is_file() else ""  # train.tar may hold train/CLASS
+    for split in found or [images.label(images.find_images(path), inside)]:
         yield _check_split(split)
     if len(found) == 2:
         images.require_classes(found[1], found[0].class_names, str(found[0].files.source))

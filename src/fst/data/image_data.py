@@ -90,7 +90,8 @@ class ImageData(DataSource, ImageAugmentation):
         return images.class_names[int(images.counts.argmax())]
 
     def count_training(self, folder: Path) -> int:
-        return len(self._hold_out(find_split(folder, TRAIN))[0])
+        train = find_split(folder, TRAIN)
+        return len(train) - self.count_held_out(train)
 
     def prepare(self, folder: Path, device: Device = "cpu", console: Console | None = None) -> None:
         """Nothing can be made for the user; what is there is checked, so that errors come early."""
@@ -121,11 +122,8 @@ class ImageData(DataSource, ImageAugmentation):
             return {}  # the test images may lie alone
         train = find_split(folder, TRAIN)
         training, validation = self._hold_out(train)
-        found = hashlib.sha256()
-        for images in (training, _val(folder, train) if validation is None else validation):
-            listed_names = json.dumps([images.names, images.labels.tolist()])
-            found.update(listed_names.encode())
-        return {"splits": [found.hexdigest()[:16]]}
+        validation = _val(folder, train) if validation is None else validation
+        return {"splits": [_digest(training, validation)]}
 
     def fit(self, recipe: Recipe, folder: Path) -> Recipe:
         """The classes of the data, and how many images are held out where that is left open.
@@ -156,8 +154,12 @@ class ImageData(DataSource, ImageAugmentation):
         if recipe.model.image_size != self.image_size:
             raise ValueError(
                 "model.image_size and data.image_size must be the same, got "
-                f"{recipe.model.image_size} and {self.image_size}"
+                f"{recipe.model.image_size} and {self.image_size}; --data.image-size, with a "
+                "--data.resize that is no smaller, and --model.image-size set them"
             )
+
+    def check_test(self, folder: Path) -> None:
+        find_split(folder, VAL)
 
     def load_test(
         self, folder: Path, device: Device = "cpu", *, console: Console | None = None
@@ -166,7 +168,8 @@ class ImageData(DataSource, ImageAugmentation):
         train = find_split(folder, TRAIN) if has_split(folder, TRAIN) else None
         images = _val(folder, train)
         console = console or _main_console()
-        return TestSplit(self._images(images, torch.device(device), console, "testing"))
+        found = self._images(images, torch.device(device), console, "testing")
+        return TestSplit(found, digest=_digest(images))
 
     @property
     def evaluation_view(self) -> View:
@@ -223,7 +226,8 @@ class ImageData(DataSource, ImageAugmentation):
         if taken is None:
             raise DataError(
                 f"{train.files.source}: cannot hold out {count:,} of {len(train):,} images "
-                f"and leave one to learn from in each of {len(train.class_names)} classes"
+                f"and leave one to learn from in each of {len(train.class_names)} classes; "
+                f"--data.held-out 0 selects the weights by the {VAL} images"
             )
         rest = np.setdiff1d(np.arange(len(train)), taken)
         held = replace(train.take(taken), files=replace(train.files, problems=()))
@@ -265,6 +269,14 @@ def _val(folder: Path, train: LabelledImages | None) -> LabelledImages:
     if train is not None:
         require_classes(images, train.class_names, str(train.files.source))
     return images
+
+
+def _digest(*splits: LabelledImages) -> str:
+    """By the names of the images and their classes."""
+    found = hashlib.sha256()
+    for images in splits:
+        found.update(json.dumps([images.names, images.labels.tolist()]).encode())
+    return found.hexdigest()[:16]
 
 
 def _main_console() -> Console:

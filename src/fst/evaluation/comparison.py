@@ -163,7 +163,7 @@ class Comparison:
         if done:
             rows = read_rows(folder / done[0].run / RESULTS / ROWS)
             finest = [row for row in rows if row.trivial and row.grid == rows[0].grid]
-            found = (f"{row.model} {row.error:.5f}" for row in finest)
+            found = (f"{row.model} {row.measure.text(row.error)}" for row in finest)
             if finest:
                 notes = (*notes, f"What needs no training, on the same test: {', '.join(found)}.")
         first = starts[0] if starts else {}

@@ -162,7 +162,8 @@ def verdict(rows: Sequence[Row]) -> str | None:
     if row is None:
         return None
     beside = {each.model: each.error for each in last if each.trivial}
-    said = f"{row.model} {row.measure.sentence(row.error)} on {row.samples:,} unseen samples"
+    scored = f"{row.samples:,} test {row.measure.samples.lower()}"
+    said = f"{row.model} {row.measure.sentence(row.error)} on {scored}"
     if words := compared(row.error, beside, row.measure):
         said += f", {words}"
     if row.std_error is not None:

@@ -119,7 +119,7 @@ class Choice:
 
     def explain(self, recipe: Recipe) -> dict[str, str]:
         """The reasons of a recipe of which the user may have asked for other parts."""
-        chosen, asked = _by_reason(self.recipe), _by_reason(recipe)
+        chosen, asked = (_by_reason(each.data.shown(each)) for each in (self.recipe, recipe))
         return {
             name: reason if chosen.get(name) == asked.get(name) else "as asked"
             for name, reason in self.reasons.items()
@@ -130,13 +130,14 @@ def _by_reason(recipe: Recipe) -> dict[str, Any]:
     """What each reason is given for."""
     model: Any = recipe.model
     training = recipe.training
+    smoothing = getattr(training.objective, "label_smoothing", None)
     return {
         "model": replace(model, log_condition=False) if hasattr(model, "log_condition") else model,
         "condition": getattr(model, "log_condition", None),
         "loss": training.objective,
         "batch": (training.batch_size, training.queries),
         "steps": training.schedule,
-        "regularisation": (training.weight_decay, training.average),
+        "regularisation": (training.weight_decay, training.average, training.augment, smoothing),
     }
 
 

@@ -77,8 +77,8 @@ class TimeBudget:
     seconds: float
 
     def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise ValueError(f"budget must be above 0, got {self}")
+        if not 0 < self.seconds < math.inf:
+            raise ValueError(f"budget must be above 0 and finite, got {self.seconds:g} s")
 
     @property
     def calibration_seconds(self) -> float:

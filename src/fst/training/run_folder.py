@@ -32,6 +32,7 @@ from filelock import FileLock, Timeout
 
 from fst.base import Model
 from fst.io import FileError, file_errors, parse_json, write_json
+from fst.pretrained import WEIGHTS
 from fst.training import checkpoint
 from fst.training.settings import TrainingError
 from fst.version import __version__
@@ -128,6 +129,8 @@ class RunFolder:
         the newest good one, and `checkpoint_name` selects that.
         """
         path = Path(path)
+        if (path / WEIGHTS).is_file():  # such as RUN/best, in which a new run would start
+            raise TrainingError(f"{path} holds weights and is no run folder: give that of its run")
         try:
             recipe = parse_json((path / "recipe.json").read_text())
         except OSError:
