@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     print("|---|---|---|---|---|---|")
     for grid in explorer.problem.grids:
         those = [row for row in rows if row["grid"] == grid]
-        parts = [[row["seconds"][name] for row in those] for name in those[0]["seconds"]]
+        parts = [[row["seconds"][name] or 0.0 for row in those] for name in those[0]["seconds"]]
         parts += [[row[name] for row in those] for name in ("clock", "processor")]
         print(f"| {grid[0]} × {grid[1]} |", *(f"{statistics.median(p):.2f} |" for p in parts))
     if asked.out is not None:

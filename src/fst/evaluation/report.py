@@ -211,7 +211,10 @@ def describe(row: Row) -> str:
     if row.seed is not None:
         parts.append(f"seed {row.seed}")
     if (cost := row.training) is not None:
-        parts.append(f"{cost.steps:,} steps in {cost.seconds / 60:,.1f} minutes on {cost.device}")
+        taken = f"{cost.seconds:.1f} seconds"
+        if cost.seconds >= 120:
+            taken = f"{cost.seconds / 60:,.1f} minutes"
+        parts.append(f"{cost.steps:,} steps in {taken} on {cost.device}")
     parts.append(f"scored on {row.device}, fst {row.fst_version}, torch {row.torch_version}")
     if row.git_hash is not None:
         commit, _, modified = row.git_hash.partition(" ")

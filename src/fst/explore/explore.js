@@ -96,13 +96,11 @@ function receive(found) {
       positions: unpack(found.anchors.positions), scales: unpack(found.anchors.length_scales),
     },
   };
-  const seconds = (value) => `${value.toFixed(2)} s`;
+  for (const [name, seconds] of Object.entries(found.seconds)) {
+    if (seconds !== null) element(name).textContent = `${seconds.toFixed(2)} s`;
+  }
   element("error").textContent = `${(100 * found.error).toFixed(2)} %`;
   element("grid").textContent = `${rows} × ${columns}`;
-  element("refine").textContent = found.seconds.refine < 0.005 ? "known" : seconds(found.seconds.refine);
-  element("decode").textContent = seconds(found.seconds.decode);
-  const solved = found.seconds.reference;
-  element("solve").textContent = solved < 0.0005 ? "known" : seconds(solved);
   document.body.dataset.level = found.level;
   document.body.dataset.answers = 1 + +(document.body.dataset.answers ?? 0);
   recolour();

@@ -66,12 +66,12 @@ class Explorer:
             self._given, self._output = given, None
             self._references, self._predictions = {}, {}
         start = perf_counter()
-        if level not in self._references:
+        if solves := level not in self._references:
             self._references[level] = self.problem.reference(given, level, proceed)
         reference = self._references[level]
         solved = perf_counter()
         with measuring(self.model):
-            if self._output is None:
+            if refines := self._output is None:
                 observations = self.problem.observe(given)
                 proceed()
                 self._output = self.model(observations.to(self.device))
@@ -93,9 +93,9 @@ class Explorer:
             "reference": encoded(reference),
             "error": relative_l2(ours, truth).item(),
             "anchors": anchors,
-            "seconds": {
-                "reference": solved - start,
-                "refine": refined - solved,
+            "seconds": {  # None where an earlier answer had found it
+                "solve": solved - start if solves else None,
+                "refine": refined - solved if refines else None,
                 "decode": decoded - refined,
             },
         }
