@@ -208,6 +208,21 @@ def test_one_image_of_each_class_can_be_learned(tmp_path, capsys):
     assert fst_command("train", *words, "--data.held-out", "0") == 0
 
 
+def test_weights_for_other_classes_are_refused_before_images_are_read(folder, tmp_path, capsys):
+    run, two = tmp_path / "run", tmp_path / "two"
+    words = [*CPU, *VIT, *SIZES, *DATA, *TRAINING, *COSINE]
+    assert fst_command("train", "own/images-vit", "--data", folder, "--out", run, *words) == 0
+    shutil.copytree(folder, two)
+    for split in ("train", "val"):
+        shutil.rmtree(two / split / min(COLOURS))
+    capsys.readouterr()
+    words = ["--data", two, "--out", tmp_path / "b", "--from", run, *words]
+    assert fst_command("train", "own/images-vit", *words) == USER_ERROR
+    said = capsys.readouterr()
+    assert f"{run}: its classifier has {len(COLOURS)} classes, the data have" in said.err
+    assert "images of" not in said.out
+
+
 def test_training_goes_on_with_its_images_after_a_test_on_others(folder, tmp_path, capsys):
     run, alone = tmp_path / "run", tmp_path / "alone"
     shutil.copytree(folder / "val", alone / "val")

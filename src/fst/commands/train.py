@@ -81,6 +81,10 @@ def train(
     recipe.data.check_options(recipe)  # before training, not after it
     data = data_path(recipe, data)
     recipe = recipe.data.fit(recipe, data)
+    if weights is not None:
+        with torch.device("meta"):  # shapes alone, before the data are read
+            untrained = _build(recipe)
+        load_weights(untrained, weights)
     check_batch_size(recipe.training, PartialState().num_processes)
     if PartialState().is_main_process:
         check_wandb(recipe.training)
@@ -305,13 +309,17 @@ def _same(before: Any, now: Any) -> bool:
 def prepare_model(recipe: Recipe, training: Rows) -> Model:
     """The untrained model, with the statistics of the training data."""
     torch.manual_seed(recipe.training.seed)
-    try:
-        model = build_model(recipe.model)
-    except ImportError as error:  # of a package that not every user needs
-        raise TrainingError(str(error)) from None
+    model = _build(recipe)
     recipe.training.objective.check(model, training)
     model.fit_statistics(training, recipe.standardization)
     return model
+
+
+def _build(recipe: Recipe) -> Model:
+    try:
+        return build_model(recipe.model)
+    except ImportError as error:  # of a package that not every user needs
+        raise TrainingError(str(error)) from None
 
 
 def saved_model(source: str | Path) -> Path:
@@ -333,10 +341,17 @@ def saved_config(source: str | Path, recipe: Recipe) -> Any:
 
 def load_weights(model: Model, source: str | Path) -> None:
     """Give a model the weights of another, and the statistics that they were trained with."""
-    _, _, weights = read(saved_model(source))
+    _, saved, weights = read(saved_model(source))
+    names = saved.get("class_names") if isinstance(saved, dict) else None
+    wanted: Any = getattr(model.config, "class_names", None)
+    if names and wanted and len(names) != len(wanted):
+        raise TrainingError(
+            f"{source}: its classifier has {len(names)} classes, the data have {len(wanted)}"
+        )
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     check_shapes(weights, expected, str(source))
-    model.load_state_dict(weights)
+    if not next(model.parameters()).is_meta:  # else the question was whether they fit
+        model.load_state_dict(weights)
 
 
 def data_path(recipe: Recipe, data: Path | None) -> Path:
