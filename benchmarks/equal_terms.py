@@ -6,11 +6,12 @@
 trains every model of the first task, and three of the second, FST with three seeds.
 
 A model that trains does not fill the GPU, and compiling, validating and scoring leave it idle. So
-the data of all tasks are made and models compiled first, several at once. Each model is measured
-alone, which gives the steps that the budget pays for. Runs share the GPU, --workers at a time, and
-further seeds come last. Whoever trains waits while another measures, also where commands (or
-`training_search.py`) share a GPU by the same --turns. A run has the steps of a GPU of its own, and
-its times in the table are those: steps over the rate that was measured alone.
+data are made and models compiled side by side. When nobody does either, each model is measured
+alone, which gives the steps that the budget pays for. The runs of a task begin once its models are
+measured, --workers of them at a time, further seeds after all others. Whoever trains waits while
+another measures, also where several commands (or `training_search.py`) share a GPU by the same
+--turns. A run has the steps of a GPU of its own, and its times in the table are those: steps over
+the rate that was measured alone.
 
 OUT/TASK is a folder of `fst compare` with its table; called again, all that is complete is kept.
 """
@@ -60,9 +61,24 @@ def with_seeds(models: str) -> dict[int, list[str]]:
     """Of "fst*3,fno" the models with one seed, with two and so on; of "" all models with one."""
     found: dict[int, list[str]] = {} if models else {1: []}
     for each in models.split(",") if models else ():
-        model, _, seeds = each.partition("*")
+        model, star, seeds = each.partition("*")
+        if star and not seeds.isdecimal():
+            raise ValueError(f"a model is MODEL or MODEL*SEEDS such as fst*3, got {each!r}")
         found.setdefault(int(seeds or 1), []).append(model)
     return found
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise where a task or model is unknown, before anything is made."""
+    known: set[str] = set()
+    for asked in options.tasks:
+        task, _, models = asked.partition(":")
+        for those in with_seeds(models).values():
+            known |= set(models_of(task, tuple(those)))
+    for change in options.set:
+        if change.partition(".")[0] not in known:
+            wanted = ", ".join(sorted(known))
+            raise ValueError(f"--set takes MODEL.FIELD=VALUE with a model of {wanted}: {change!r}")
 
 
 class Wanted:
@@ -179,7 +195,7 @@ class TakingTurns:
 
     def updating(self, trainer: Trainer) -> None:
         if self.idle:  # the first since the last reading
-            turn = self.turns.beside() if self.compiled else self.turns.compiling()
+            turn = self.turns.shared() if self.compiled else self.turns.compiling()
             self.held.enter_context(turn)
             self.idle = False
         self.update(trainer)
@@ -190,7 +206,7 @@ class TakingTurns:
         self.compiled = self.idle = True
 
     def evaluating(self, *given: Any, **options: Any) -> None:
-        with self.turns.beside():
+        with self.turns.shared():
             evaluate(*given, **options)
 
     def do(self, job: ModelJob) -> int:
@@ -219,6 +235,7 @@ def prepare(data: DataSource, path: Path, device: str | None, turns: Path) -> No
 
 
 def run(options: argparse.Namespace, make: Make = find) -> list[Comparison]:
+    check(options)
     context = torch.multiprocessing.get_context("spawn")
     turns = options.turns or options.out / "turns"
     compilers = ThreadPoolExecutor(options.compilers)

@@ -18,6 +18,8 @@ import torch
 from fst.commands.explore import make_explorer, warm_up
 from fst.training.run_folder import describe_environment
 
+STAGES = ("solve", "refine", "decode")
+
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -44,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     print("|---|---|---|---|---|---|")
     for grid in explorer.problem.grids:
         those = [row for row in rows if row["grid"] == grid]
-        parts = [[row["seconds"][name] or 0.0 for row in those] for name in those[0]["seconds"]]
+        parts = [[row["seconds"].get(name, 0.0) for row in those] for name in STAGES]
         parts += [[row[name] for row in those] for name in ("clock", "processor")]
         print(f"| {grid[0]} × {grid[1]} |", *(f"{statistics.median(p):.2f} |" for p in parts))
     if asked.out is not None:

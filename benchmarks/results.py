@@ -260,7 +260,8 @@ def page(results: Path, comparisons: dict[str, Comparison]) -> str:
         "are the mean relative L2 on the test set, on its full grid, scored once for each line. "
         "The same weights have several lines where their predictions were set up differently. The "
         "published data sets were not available to us: all data were generated here from the same "
-        "distributions. The paper's numbers come from its own data and its own, longer training.\n"
+        "distributions. The paper's numbers come from its own data and its own, longer training. "
+        "Images have accuracies in percent.\n"
     ]
     if records:
         parts.append(

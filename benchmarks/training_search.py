@@ -181,7 +181,7 @@ class Turns:
             yield
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def shared(self) -> Iterator[None]:
         with locked(self.gate):
             fcntl.flock(self.gpu, fcntl.LOCK_SH)
         with locked(self.gpu, fcntl.LOCK_SH):
@@ -229,7 +229,7 @@ def train(trainer: Trainer, seconds: float, course: Course, turns: Turns | None)
         """Up to a step, or for so many seconds; how long that took."""
         start = time.perf_counter()
         while trainer.state.step < last and time.perf_counter() - start < most:
-            with turns.beside() if turns else nullcontext():
+            with turns.shared() if turns else nullcontext():
                 for _ in range(min(every, last - trainer.state.step)):
                     trainer.update()
                 trainer.read()

@@ -51,6 +51,21 @@ def test_steps_are_those_of_a_device_of_ones_own_and_nothing_is_done_twice(equal
     assert again.results == found.results
 
 
+@pytest.mark.parametrize(
+    ("task", "change", "message"),
+    [
+        ("burgers-single:fst*x", "", r"MODEL\*SEEDS such as fst\*3, got 'fst\*x'"),
+        ("burgers-single:fts", "", "burgers-single has no model 'fts'"),
+        ("burgers-single:fst", "fno.model.width=8", "with a model of fst: 'fno.model.width=8'"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_made(equal_terms, tmp_path, task, change, message):
+    options = argparse.Namespace(out=tmp_path / "out", tasks=[task], set=[change] if change else [])
+    with pytest.raises(ValueError, match=message):
+        equal_terms.run(options, make=small)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_model_that_cannot_be_measured_is_left_out(equal_terms, tmp_path, capfd):
     data, out = tmp_path / "data", tmp_path / "out"
     small("burgers-single/fst").data.prepare(data)

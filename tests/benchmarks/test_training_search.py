@@ -36,8 +36,8 @@ def free(file, kind: int) -> bool:
 
 def test_one_process_is_alone_or_several_work_beside_each_other(search, tmp_path):
     one, other = search.Turns(tmp_path), search.Turns(tmp_path)
-    with one.beside():
-        with other.beside():
+    with one.shared():
+        with other.shared():
             pass
         assert not free(other.gpu, fcntl.LOCK_EX)
         assert free(other.gate, fcntl.LOCK_EX)

@@ -353,6 +353,19 @@ def test_bad_requests_have_a_status_and_a_reason(client: Any, explorer: Explorer
     assert client.get("/../problems.py").status_code == 404
 
 
+def test_seconds_are_told_once_also_after_a_request_that_was_overtaken(explorer: Explorer) -> None:
+    def overtaken() -> None:
+        if explorer._output is not None:
+            raise InterruptedError
+
+    asked = question(explorer)
+    with pytest.raises(InterruptedError):
+        explorer.answer(asked, overtaken)
+    assert set(explorer.answer(asked)["seconds"]) == {"solve", "refine", "decode"}
+    assert set(explorer.answer(asked)["seconds"]) == {"decode"}
+    assert set(explorer.answer(asked | {"level": 1})["seconds"]) == {"solve", "decode"}
+
+
 def test_a_newer_request_overtakes_those_that_wait(explorer: Explorer) -> None:
     httpx = pytest.importorskip("httpx")
     started, go_on = threading.Event(), threading.Event()

@@ -88,20 +88,20 @@ def evaluate(
         # Files without stored splits are split by their size: where they have changed, samples of
         # the training may now be in the test.
         recipe.data.check_fits(recipe, run, path)
-        check_same_data(run, recipe.data, path)
+        fingerprint = check_same_data(run, recipe.data, path)
         test, frequent = recipe.data.load_test(path, chosen), recipe.data.frequent_class(path)
         facts = described_facts(read_object(run / "run.json"))
         facts = replace(facts, diffusion=recipe.data.diffusion, frequent_class=frequent)
         known = replace(origin, data=data_name(run, recipe, data, test.digest))
         model = settings.kind.from_pretrained(best).to(chosen)
-        return settings.score(model, test, known, facts, console)
+        scores = settings.score(model, test, known, facts, console)
+        if data is not None and fingerprint:  # a test alone is not where training goes on
+            record_data(run, data)
+        return scores
 
     scored = (run / RESULTS / ROWS).is_file() and not again
     with nullcontext() if scored else held(run):
         score_once(run / RESULTS, protocol, compute, again=again)
-        # A folder of test images alone is not where training goes on.
-        if data is not None and recipe.data.fingerprint(data):
-            record_data(run, data)
     return show(run, console)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from rich.console import Console
+from torch import Tensor
 
 from fst.base import Model, build_model, parameter_count
 from fst.config import OperatorConfig
@@ -84,7 +85,7 @@ def train(
     if weights is not None:
         with torch.device("meta"):  # shapes alone, before the data are read
             untrained = _build(recipe)
-        load_weights(untrained, weights)
+        read_weights(untrained, weights)
     check_batch_size(recipe.training, PartialState().num_processes)
     if PartialState().is_main_process:
         check_wandb(recipe.training)
@@ -178,7 +179,7 @@ def start(
     described |= recipe.data.fingerprint(data) | samples.left_out()
     described["labels"] = recipe.data.labels(data)
     if weights is not None:
-        load_weights(model, weights)
+        model.load_state_dict(read_weights(model, weights))
         before = read_object(Path(weights) / "run.json").get("data")
         if recipe.data.own and before != str(data.resolve()):
             model.fit_statistics(samples, recipe.standardization)  # the user's own units
@@ -276,10 +277,17 @@ def load(recipe: Recipe, data: Path, device: torch.device, console: Console | No
     return recipe.data.load(data, device, augment=recipe.training.augment, console=voice)
 
 
-def check_same_data(run: Path, source: DataSource, data: Path, loaded: Rows | None = None) -> None:
-    """Raise unless `data` hold the splits of a run; `loaded` is its training split, if it is."""
-    found = ({} if loaded is None else loaded.describe()) | source.fingerprint(data)
+def check_same_data(
+    run: Path, source: DataSource, data: Path, loaded: Rows | None = None
+) -> dict[str, Any]:
+    """Raise unless `data` hold the splits of a run; `loaded` is its training split, if it is.
+
+    Their fingerprint, which is empty where `data` hold a test alone.
+    """
+    fingerprint = source.fingerprint(data)
+    found = ({} if loaded is None else loaded.describe()) | fingerprint
     require_same_data(run, read_object(run / "run.json"), found, source=f" in {data}")
+    return fingerprint
 
 
 def require_same_data(
@@ -339,8 +347,8 @@ def saved_config(source: str | Path, recipe: Recipe) -> Any:
     return config
 
 
-def load_weights(model: Model, source: str | Path) -> None:
-    """Give a model the weights of another, and the statistics that they were trained with."""
+def read_weights(model: Model, source: str | Path) -> dict[str, Tensor]:
+    """Weights, with the statistics that they were trained with; raise unless they fit the model."""
     _, saved, weights = read(saved_model(source))
     names = saved.get("class_names") if isinstance(saved, dict) else None
     wanted: Any = getattr(model.config, "class_names", None)
@@ -350,8 +358,7 @@ def load_weights(model: Model, source: str | Path) -> None:
         )
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     check_shapes(weights, expected, str(source))
-    if not next(model.parameters()).is_meta:  # else the question was whether they fit
-        model.load_state_dict(weights)
+    return weights
 
 
 def data_path(recipe: Recipe, data: Path | None) -> Path:

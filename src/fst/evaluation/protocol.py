@@ -194,8 +194,8 @@ class EvaluationSettings(TestProtocol):
         grids = (validation.grid_shape,) if self.grids else ()
         whole = replace(self.without_paper(), grids=grids, neighbors=())
         rows = trivial_rows(split, whole, Origin("", "", "", ""), facts)
-        beside = {row.model: row.error for row in rows}
-        words = trivial.compared(error, beside, METRICS[RELATIVE_L2])
+        others = {row.model: row.error for row in rows}
+        words = trivial.compared(error, others, METRICS[RELATIVE_L2])
         return f"Validation error: {error:.5f}{', ' * bool(words)}{words}."
 
     def without_paper(self) -> Self:

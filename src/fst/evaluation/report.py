@@ -161,10 +161,10 @@ def verdict(rows: Sequence[Row]) -> str | None:
     row = next((row for row in last if not row.trivial), None)
     if row is None:
         return None
-    beside = {each.model: each.error for each in last if each.trivial}
+    others = {each.model: each.error for each in last if each.trivial}
     scored = f"{row.samples:,} test {row.measure.samples.lower()}"
     said = f"{row.model} {row.measure.sentence(row.error)} on {scored}"
-    if words := compared(row.error, beside, row.measure):
+    if words := compared(row.error, others, row.measure):
         said += f", {words}"
     if row.std_error is not None:
         share = 100 * row.std_error

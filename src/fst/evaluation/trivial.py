@@ -178,11 +178,11 @@ def observed_targets(test: TestSplit[Samples]) -> tuple[int, ...] | None:
     return channels if unnamed and values == [f"values {index}" for index in channels] else None
 
 
-def compared(error: float, beside: Mapping[str, float], measure: Metric) -> str:
+def compared(error: float, others: Mapping[str, float], measure: Metric) -> str:
     """How good an error is beside those of trivial predictors, as the end of a sentence."""
-    if not beside:
+    if not others:
         return ""
-    name, best = min(beside.items(), key=lambda item: item[1])
+    name, best = min(others.items(), key=lambda item: item[1])
     shown = f"the best trivial predictor, {name} ({measure.text(best)})"
     if error >= best:
         return f"which is no better than {shown}"

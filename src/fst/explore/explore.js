@@ -97,7 +97,7 @@ function receive(found) {
     },
   };
   for (const [name, seconds] of Object.entries(found.seconds)) {
-    if (seconds !== null) element(name).textContent = `${seconds.toFixed(2)} s`;
+    element(name).textContent = `${seconds.toFixed(2)} s`;
   }
   element("error").textContent = `${(100 * found.error).toFixed(2)} %`;
   element("grid").textContent = `${rows} × ${columns}`;

@@ -39,6 +39,8 @@ class Explorer:
         self._given: Given | None = None
         self._output: Output | None = None
         self._references: dict[int, Tensor] = {}
+        # Of what no answer has told yet: one that was overtaken may have solved or refined.
+        self._seconds: dict[str, float] = {}
         # On the finest grid, by the number of neighbours that was asked for last; NaN where nobody
         # has asked yet. More of them would let requests fill the memory.
         self._predictions: dict[int | None, Tensor] = {}
@@ -64,24 +66,27 @@ class Explorer:
         given = self.problem.read(asked)
         if given != self._given:
             self._given, self._output = given, None
-            self._references, self._predictions = {}, {}
+            self._references, self._predictions, self._seconds = {}, {}, {}
         start = perf_counter()
-        if solves := level not in self._references:
+        if level not in self._references:
             self._references[level] = self.problem.reference(given, level, proceed)
+            self._seconds["solve"] = perf_counter() - start
         reference = self._references[level]
-        solved = perf_counter()
+        start = perf_counter()
         with measuring(self.model):
-            if refines := self._output is None:
+            if self._output is None:
                 observations = self.problem.observe(given)
                 proceed()
                 self._output = self.model(observations.to(self.device))
-            output, refined = self._output, perf_counter()
+                self._seconds["refine"] = perf_counter() - start
+            output, start = self._output, perf_counter()
             prediction = self._predicted(output, level, neighbors, proceed)
             ours, truth = (each.double().reshape(1, -1, 1) for each in (prediction, reference))
             if (known := self.problem.targets(given)) is not None:
                 ours = self._decoded(output, known.queries, neighbors, proceed)[None]
                 truth = known.targets
-        decoded = perf_counter()
+        seconds = self._seconds | {"decode": perf_counter() - start}
+        self._seconds = {}
         anchors = None
         if isinstance(output, Field):
             unit = output.unit_anchors
@@ -93,11 +98,7 @@ class Explorer:
             "reference": encoded(reference),
             "error": relative_l2(ours, truth).item(),
             "anchors": anchors,
-            "seconds": {  # None where an earlier answer had found it
-                "solve": solved - start if solves else None,
-                "refine": refined - solved if refines else None,
-                "decode": decoded - refined,
-            },
+            "seconds": seconds,
         }
 
     def _predicted(

@@ -121,9 +121,10 @@ FST: dict[str, Any] = {"matrix_rate": 1.5, "weight_decay": 0.02}
 BURGERS_FST = FST | {"momentum": 0.975, "length_scales": "local"}
 # Rates, momenta, batch sizes and queries on single-viscosity Burgers are the best of small searches
 # (LOG.md). Muon was better than Adam for FNO, Perceiver IO and DeepONet; Transolver has had one
-# rate, and not Adam yet. The momentum and the sizes of the small FST have each been tried alone.
-# The other two tasks take over what was found there. On Darcy a short search kept the rates of FNO
-# and FST, whose momentum is lower there, and raised Transolver's.
+# rate, and not Adam yet. The momentum and the sizes of the small FST have each been tried alone,
+# and together for 30 s. The other two tasks take over what was found there. On Darcy a short search
+# kept the rates of FNO and FST, whose momentum is lower there, and raised Transolver's; the small
+# FST has had one run of 30 s.
 VARIANTS = (
     Variant(burgers.single_fst, 1e-3, TEN_MINUTES, **BURGERS_FST),
     Variant(small(burgers.single_fst), 1e-3, **BURGERS_FST | {"momentum": 0.985, "queries": 1_024}),
